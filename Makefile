@@ -1,0 +1,39 @@
+# Sets up .venv and runs what a visitor or a contributor needs. Only python3 (>= 3.11) and make are required.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO ?=
+PYTEST ?= -n auto
+
+.PHONY: demo test lint bench clean
+
+demo: $(VENV)/.run
+	$(BIN)/trajreplay demo $(DEMO)
+
+test: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.run
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.run
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "trajreplay needs Python 3.11 or newer: make PYTHON=python3.11 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# A stamp is newer than what was installed, so that an unchanged tree installs nothing.
+$(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,lint]'
+	@touch $@ $(VENV)/.run

@@ -1,0 +1,1 @@
+"""Recorders inside a trainer, and readers of other tools' files."""

@@ -1,0 +1,1 @@
+"""The lake as DuckDB views: reads, selection, closure."""

@@ -1,0 +1,1 @@
+"""What is stored and claimed: tables, identities, settings, contracts, errors."""

@@ -1,0 +1,60 @@
+"""A flight recorder for RL post-training of language models: capture, query, replay.
+
+Names are resolved on first use, so that `import trajreplay` inside a trainer loads neither torch nor duckdb.
+
+>>> import trajreplay
+>>> trajreplay.TrajReplayError.__name__
+'TrajReplayError'
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trajreplay.lake import Lake
+    from trajreplay.schema import (
+        CaptureError,
+        DatasetError,
+        ParallelCoordinates,
+        ProducerInfo,
+        QueryError,
+        RecomputeConfig,
+        SampleRecord,
+        SchemaError,
+        Settings,
+        StageError,
+        TrajReplayError,
+    )
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CaptureError",
+    "DatasetError",
+    "Lake",
+    "ParallelCoordinates",
+    "ProducerInfo",
+    "QueryError",
+    "RecomputeConfig",
+    "SampleRecord",
+    "SchemaError",
+    "Settings",
+    "StageError",
+    "TrajReplayError",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import an exported name from where it is defined, and keep it for the next look."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    source = "trajreplay.lake" if name == "Lake" else "trajreplay.schema"
+    value: object = getattr(importlib.import_module(source), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the exported names beside those already loaded."""
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,1 @@
+"""The stages from reward to loss, and the replay that feeds them."""

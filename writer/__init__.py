@@ -1,0 +1,1 @@
+"""Captures to Parquet, each whole or absent."""
