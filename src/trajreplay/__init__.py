@@ -1,6 +1,7 @@
 """A flight recorder for RL post-training of language models: capture, query, replay.
 
-Names are resolved on first use, so that `import trajreplay` inside a trainer loads neither torch nor duckdb.
+Names are resolved on first use: `import trajreplay` inside a trainer loads neither torch nor
+duckdb.
 
 >>> import trajreplay
 >>> trajreplay.TrajReplayError.__name__
