@@ -1,0 +1,107 @@
+"""Canonical signed JSON: sorted keys, exact floats, and at the end the digest of its own bytes."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from typing import Any
+
+from trajreplay.schema.digest import bytes_digest
+from trajreplay.schema.errors import DatasetError
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 16
+_SEAL = b',"~blake3":"'
+_SEAL_BYTES = len(_SEAL) + 64 + len(b'"}')
+
+
+def dump_signed(tree: dict[str, Any]) -> bytes:
+    """Encode an object and append the digest of its bytes as the last key."""
+    body = json.dumps(
+        _exact(tree), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    ).encode()[:-1]
+    return body + _SEAL + bytes_digest(body).encode() + b'"}'
+
+
+def load_signed(data: bytes, where: str) -> dict[str, Any]:
+    """Decode what `dump_signed` made; floats stay text, see `read_float`.
+
+    Raises:
+        DatasetError: The digest does not match, or it is not standard JSON of a bounded size and
+            depth without duplicate keys.
+    """
+    if len(data) > MAX_BYTES:
+        raise DatasetError(f"{where}: {len(data)} bytes, expected at most {MAX_BYTES}", path=where)
+    body, seal = data[:-_SEAL_BYTES], data[-_SEAL_BYTES:]
+    if seal != _SEAL + bytes_digest(body).encode() + b'"}':
+        raise DatasetError(
+            f"{where}: its bytes do not have the digest that it ends with: truncated or changed",
+            hint="Restore the file from a copy of the lake; it is not written twice.",
+            path=where,
+        )
+    try:
+        tree = json.loads(body + b"}", object_pairs_hook=_unique, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(f"{where}: not standard JSON: {error}", path=where) from error
+    if not isinstance(tree, dict) or _depth(tree) > MAX_DEPTH:
+        raise DatasetError(f"{where}: expected an object at most {MAX_DEPTH} deep", path=where)
+    return tree
+
+
+def write_float(value: float) -> str:
+    """A float as exact text: hexadecimal digits, or the bits of a NaN.
+
+    >>> write_float(0.5), write_float(float("inf")), read_float("nan:7ff8000000000000")
+    ('0x1.0000000000000p-1', 'inf', nan)
+    """
+    if math.isnan(value):
+        return f"nan:{struct.unpack('>Q', struct.pack('>d', value))[0]:016x}"
+    return value.hex() if math.isfinite(value) else ("inf" if value > 0 else "-inf")
+
+
+def read_float(text: object) -> float:
+    """The float that `write_float` wrote; integers are taken as they are.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    if isinstance(text, (int, float)) and not isinstance(text, bool):
+        return float(text)
+    if not isinstance(text, str):
+        raise ValueError(f"{text!r} is no number")
+    if text.startswith("nan:"):
+        value = float(struct.unpack(">d", bytes.fromhex(text[4:]))[0])
+        if not math.isnan(value):
+            raise ValueError(f"{text!r} is no NaN")
+        return value
+    return float.fromhex(text)
+
+
+def _exact(value: Any) -> Any:
+    if isinstance(value, float):
+        return write_float(value)
+    if isinstance(value, dict):
+        return {key: _exact(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_exact(item) for item in value]
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    tree = dict(pairs)
+    if len(tree) != len(pairs):
+        raise ValueError("an object has the same key twice")
+    return tree
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not standard JSON")
+
+
+def _depth(value: Any) -> int:
+    if isinstance(value, dict):
+        return 1 + max(map(_depth, value.values()), default=0)
+    if isinstance(value, list):
+        return 1 + max(map(_depth, value), default=0)
+    return 0

@@ -1,0 +1,92 @@
+"""Columns and tables as declarations; types, views, checks and documents are derived from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import pyarrow as pa
+
+Role = Literal["key", "identity", "provenance", "input", "output", "text", "meta"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One declared column.
+
+    Args:
+        name: Its name everywhere: Parquet, SQL, reports.
+        type: Arrow type. Tensors are lists on the sample's row.
+        doc: One sentence.
+        role: What it is for: key, identity, provenance, stage input, recorded output, text.
+        unit: Unit of the values, empty where dimensionless.
+        nullable: Whether a row may lack it.
+    """
+
+    name: str
+    type: pa.DataType
+    doc: str
+    role: Role
+    unit: str = ""
+    nullable: bool = False
+
+    @property
+    def is_list(self) -> bool:
+        """Whether a row holds a list of values."""
+        return bool(pa.types.is_list(self.type))
+
+    @property
+    def is_floating(self) -> bool:
+        """Whether the values, at whatever depth, are floating-point numbers."""
+        inner = self.type.value_type if self.is_list else self.type
+        return bool(pa.types.is_floating(inner))
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the values are strings."""
+        return bool(pa.types.is_string(self.type))
+
+    @cached_property
+    def field(self) -> pa.Field:
+        """The Arrow field, with nullability; list elements are never null."""
+        return pa.field(self.name, self.type, nullable=self.nullable)
+
+
+@dataclass(frozen=True)
+class Table:
+    """One declared table: its name, the columns that identify a row, and all columns in order."""
+
+    name: str
+    key: tuple[str, ...]
+    columns: tuple[Column, ...]
+    doc: str
+    _by_name: dict[str, Column] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_by_name", {column.name: column for column in self.columns})
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
+
+    def __getitem__(self, name: str) -> Column:
+        return self._by_name[name]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Column names in declared order."""
+        return tuple(self._by_name)
+
+    @cached_property
+    def arrow(self) -> pa.Schema:
+        """The Arrow schema to which every reader and writer casts."""
+        return pa.schema([column.field for column in self.columns])
+
+    def having(self, *roles: Role) -> tuple[Column, ...]:
+        """Columns with one of these roles, in declared order."""
+        return tuple(column for column in self.columns if column.role in roles)
+
+
+def list_of(value_type: pa.DataType) -> pa.ListType:
+    """A list type whose elements are never null."""
+    return pa.list_(pa.field("element", value_type, nullable=False))

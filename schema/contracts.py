@@ -1,0 +1,172 @@
+"""The stages, what each reads and writes, and what a capture claims about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trajreplay.schema.errors import SchemaError
+
+Capability = Literal["recompute", "recorded-only", "inspect-only", "unsupported"]
+CAPABILITIES: tuple[Capability, ...] = (
+    "recompute",
+    "recorded-only",
+    "inspect-only",
+    "unsupported",
+)
+Level = Literal["sample", "group", "cohort"]
+CONTRACT_VERSION = "v1"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The declaration of one stage.
+
+    Args:
+        name: Its name in reports and contracts.
+        level: What must be whole before it can be computed.
+        inputs: Columns it reads; some only under some settings, see `stages/capability.py`.
+        outputs: Columns it writes.
+        scalars: Scalars it writes, recorded as outputs.
+        settings: Sections of the settings that it reads.
+        tolerance: Why its results may differ from float64 arithmetic at all.
+        equation: The arithmetic, plainly.
+        source: Where the arithmetic is published.
+    """
+
+    name: str
+    level: Level
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...] = ()
+    scalars: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    tolerance: str = "none: values are compared bit by bit"
+    equation: str = ""
+    source: str = "KERNELS 2"
+
+
+STAGES: tuple[Stage, ...] = (
+    Stage(
+        "sample",
+        "sample",
+        ("sample_id", "group_id", "response_length", "total_length", "loss_mask"),
+        settings=("handoff",),
+        equation="lengths agree, ids are unique, what a step consumed is what its rollout recorded",
+    ),
+    Stage(
+        "reward.raw",
+        "sample",
+        ("raw_reward",),
+        scalars=("raw_rewards",),
+        equation="raw_reward is finite and equals what was recorded beside it",
+    ),
+    Stage(
+        "reward.post_process",
+        "group",
+        ("raw_reward", "group_id"),
+        outputs=("reward",),
+        scalars=("rewards",),
+        settings=("reward",),
+        tolerance="float32 mean and deviation of a group, divided by deviation + epsilon",
+        equation="reward_i = (r_i - mean_g) / (std_g + epsilon)",
+        source="Shao et al. 2024, arXiv:2402.03300, section 4.1.2",
+    ),
+    Stage(
+        "advantage.kl",
+        "sample",
+        ("old_log_probs", "rollout_log_probs", "ref_log_probs"),
+        outputs=("kl",),
+        settings=("kl",),
+        tolerance="a few float32 operations a token, one of them exp",
+        equation="k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d, with d = log_probs - ref_log_probs",
+        source="Schulman 2020, Approximating KL divergence",
+    ),
+    Stage(
+        "advantage.estimate",
+        "sample",
+        ("reward", "response_length"),
+        outputs=("advantages", "returns"),
+        settings=("advantage",),
+        tolerance="one rounding to the recorded dtype",
+        equation="advantages_it = reward_i for every response token t",
+        source="Shao et al. 2024, arXiv:2402.03300, section 4.1.2",
+    ),
+    Stage(
+        "loss.policy",
+        "cohort",
+        ("log_probs", "old_log_probs", "entropy", "advantages", "loss_mask"),
+        scalars=("loss", "pg_loss", "entropy_loss", "pg_clipfrac", "ppo_kl"),
+        settings=("loss",),
+        tolerance="float32 exp per token, then sums over tokens and samples",
+        equation="pg_t = max(-A_t r_t, -A_t clip(r_t)); loss = sum_i mean_t pg - c sum_i mean_t H",
+        source="Schulman et al. 2017, arXiv:1707.06347; Yu et al. 2025, arXiv:2503.14476",
+    ),
+    Stage(
+        "loss.value",
+        "cohort",
+        ("values", "old_values", "returns", "loss_mask"),
+        scalars=("value_loss", "value_clipfrac"),
+        tolerance="not recomputed in V1",
+        equation="not recomputed in V1",
+        source="Schulman et al. 2017, arXiv:1707.06347",
+    ),
+)
+STAGE_NAMES = tuple(stage.name for stage in STAGES)
+V1_STAGES = STAGE_NAMES[:6]
+_BY_NAME = {stage.name: stage for stage in STAGES}
+
+# Which stage answers for a recorded column: the one that writes it, else `sample`.
+STAGE_OF_COLUMN = {column: stage.name for stage in STAGES for column in stage.outputs} | {
+    "raw_reward": "reward.raw"
+}
+
+
+def stage_named(name: str) -> Stage:
+    """Look a stage up.
+
+    Raises:
+        SchemaError: There is none of that name.
+    """
+    if name not in _BY_NAME:
+        raise SchemaError(
+            f"unknown stage {name!r}, expected one of {', '.join(STAGE_NAMES)}",
+            hint="To list the stages: trajreplay schema --stages",
+            stage=name,
+        )
+    return _BY_NAME[name]
+
+
+@dataclass(frozen=True)
+class StageContract:
+    """What a capture claims about one stage.
+
+    Args:
+        stage: Name of the stage.
+        capability: recompute, recorded-only, inspect-only or unsupported.
+        version: Version of the stage's contract.
+        reason: Why it is less than recompute.
+        implementation: reimplemented, or reuse of the producer's own function.
+    """
+
+    stage: str
+    capability: Capability = "recompute"
+    version: str = CONTRACT_VERSION
+    reason: str = ""
+    implementation: str = "reimplemented"
+
+    def __post_init__(self) -> None:
+        stage_named(self.stage)
+        if self.capability not in CAPABILITIES:
+            raise SchemaError(
+                f"stage {self.stage}: capability is {self.capability!r}, "
+                f"expected one of {', '.join(CAPABILITIES)}"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields but the stage's name, which is the key under which they are stored."""
+        return {
+            "capability": self.capability,
+            "version": self.version,
+            "reason": self.reason,
+            "implementation": self.implementation,
+        }

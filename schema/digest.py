@@ -1,0 +1,172 @@
+"""Logical digests of columns: equal for equal values, whatever the file layout.
+
+BLAKE3 over a domain tag, the canonical type, the row count, then per nesting level the validity
+bits, the lengths and the values of valid slots, each part preceded by its byte length. Slices,
+chunks, dictionary encoding, list width, child names and hidden values under nulls do not count.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from blake3 import blake3
+
+from trajreplay.schema.errors import SchemaError
+
+ALGORITHM = "blake3"
+_DOMAIN = b"trajreplay/column/1"
+_ALL_VALID = b"V"
+_SOME_NULL = b"N"
+
+
+def column_digest(column: pa.Array | pa.ChunkedArray) -> str:
+    """The logical digest of one column.
+
+    Args:
+        column: Values in row order.
+
+    Returns:
+        64 hexadecimal digits.
+
+    Raises:
+        SchemaError: The type is not one that a lake stores.
+
+    >>> halves = pa.chunked_array([[1], [None]], pa.int64())
+    >>> column_digest(pa.array([1, None])) == column_digest(halves)
+    True
+    """
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    hasher = _start(column.type, len(column))
+    _feed(hasher, [_plain(chunk) for chunk in chunks], _logical(column.type))
+    return str(hasher.hexdigest())
+
+
+@cache
+def null_digest(column_type: pa.DataType, rows: int) -> str:
+    """The digest of a column that a file lacks: as many nulls as it has rows."""
+    return column_digest(pa.nulls(rows, column_type))
+
+
+def bytes_digest(data: bytes) -> str:
+    """BLAKE3 of plain bytes, 64 hexadecimal digits."""
+    return blake3(data).hexdigest()
+
+
+def _start(column_type: pa.DataType, rows: int) -> Any:
+    hasher = blake3()
+    for part in (_DOMAIN, canonical_type(column_type).encode(), rows.to_bytes(8, "little")):
+        _part(hasher, part)
+    return hasher
+
+
+def _part(hasher: Any, *pieces: Any) -> None:
+    """Feed one part, preceded by its length, so that no two sequences of parts run together."""
+    views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
+    hasher.update(sum(len(view) for view in views).to_bytes(8, "little"))
+    for view in views:
+        hasher.update(view)
+
+
+def _logical(column_type: pa.DataType) -> pa.DataType:
+    return column_type.value_type if pa.types.is_dictionary(column_type) else column_type
+
+
+def _plain(chunk: pa.Array) -> pa.Array:
+    return chunk.dictionary_decode() if pa.types.is_dictionary(chunk.type) else chunk
+
+
+@cache
+def canonical_type(column_type: pa.DataType) -> str:
+    """The logical type as text: without child names, list width, dictionary or view form.
+
+    Raises:
+        SchemaError: The type is not one that a lake stores.
+    """
+    kind = _logical(column_type)
+    if _is_list(kind):
+        return f"list<{canonical_type(kind.value_type)}>"
+    if pa.types.is_struct(kind):
+        children = (canonical_type(kind.field(i).type) for i in range(kind.num_fields))
+        return f"struct<{','.join(children)}>"
+    if _is_string(kind):
+        return "string"
+    if _is_fixed(kind):
+        return str(kind)
+    raise SchemaError(f"a lake cannot store the type {column_type}")
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _is_string(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
+
+
+def _is_fixed(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_primitive(kind) and not pa.types.is_null(kind))
+
+
+def _feed(hasher: Any, chunks: list[pa.Array], kind: pa.DataType) -> None:
+    if any(chunk.null_count for chunk in chunks):
+        valid = np.concatenate(
+            [chunk.is_valid().to_numpy(zero_copy_only=False) for chunk in chunks]
+        )
+        _part(hasher, _SOME_NULL, np.packbits(valid, bitorder="little"))
+    else:
+        _part(hasher, _ALL_VALID)
+    if _is_list(kind):
+        _part(hasher, *(_list_lengths(chunk) for chunk in chunks))
+        children = [_plain(chunk.flatten()) for chunk in chunks]
+        _feed(hasher, children, _logical(kind.value_type))
+        return
+    chunks = [chunk.drop_null() if chunk.null_count else chunk for chunk in chunks]
+    if pa.types.is_struct(kind):
+        columns = [chunk.flatten() for chunk in chunks]
+        for index in range(kind.num_fields):
+            child = [_plain(column[index]) for column in columns]
+            _feed(hasher, child, _logical(kind.field(index).type))
+    elif _is_string(kind):
+        plain = [chunk.cast(pa.large_binary()) for chunk in chunks]
+        _part(hasher, *(np.diff(_offsets(chunk)) for chunk in plain))
+        _part(hasher, *(_bytes_between(chunk) for chunk in plain))
+    elif pa.types.is_boolean(kind):
+        bits = [chunk.to_numpy(zero_copy_only=False) for chunk in chunks]
+        _part(hasher, np.packbits(np.concatenate(bits or [np.empty(0, bool)]), bitorder="little"))
+    else:
+        _part(hasher, *(fixed_width_bytes(chunk) for chunk in chunks))
+
+
+def _list_lengths(chunk: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
+    width = np.int64 if pa.types.is_large_list(chunk.type) else np.int32
+    offsets = np.frombuffer(
+        chunk.buffers()[1], width, len(chunk) + 1, chunk.offset * width().nbytes
+    )
+    lengths = np.diff(offsets).astype(np.int64)
+    if chunk.null_count:
+        lengths[~chunk.is_valid().to_numpy(zero_copy_only=False)] = 0
+    return lengths
+
+
+def _offsets(chunk: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.frombuffer(chunk.buffers()[1], np.int64, len(chunk) + 1, chunk.offset * 8)
+
+
+def _bytes_between(chunk: pa.Array) -> bytes | memoryview:
+    offsets, data = _offsets(chunk), chunk.buffers()[2]
+    return memoryview(data)[int(offsets[0]) : int(offsets[-1])] if data is not None else b""
+
+
+def fixed_width_bytes(chunk: pa.Array) -> bytes | memoryview:
+    """The values of a fixed-width array as their little-endian bytes, without a copy."""
+    data = chunk.buffers()[1]
+    if data is None or not len(chunk):
+        return b""
+    width = chunk.type.bit_width // 8
+    start = chunk.offset * width
+    return memoryview(data).cast("B")[start : start + len(chunk) * width]

@@ -1,0 +1,50 @@
+"""The errors that trajreplay raises: where, what was found, what was expected, what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+
+class TrajReplayError(Exception):
+    """Base of every error of this package.
+
+    Args:
+        message: Where it happened, what was found and what was expected.
+        hint: What to do next; printed on a line of its own.
+        facts: The same facts as values, readable as `error.facts["rank"]`.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", **facts: Any) -> None:
+        self.message = message
+        self.hint = hint
+        self.facts = facts
+        super().__init__(f"{message}\n\n{hint}" if hint else message)
+
+
+class SchemaError(TrajReplayError):
+    """A declaration, setting, identifier or type does not hold."""
+
+
+class DatasetError(TrajReplayError):
+    """The lake on disk is missing, broken, incomplete, unsafe or of a newer format."""
+
+
+class CaptureError(TrajReplayError):
+    """What a producer handed over cannot be committed."""
+
+
+class StageError(TrajReplayError):
+    """A stage cannot be recomputed: unsupported arithmetic or missing membership."""
+
+
+class QueryError(TrajReplayError):
+    """A selection, predicate or statement is wrong, or selects nothing."""
+
+
+def listed(problems: Iterable[str], limit: int = 10) -> str:
+    """Join problems of one kind, ten of them and then a count of the others."""
+    found = list(problems)
+    shown = "\n  ".join(found[:limit])
+    more = f"\n  and {len(found) - limit} more" if len(found) > limit else ""
+    return shown + more

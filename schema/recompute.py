@@ -1,0 +1,69 @@
+"""The short form of the settings, in the field's flat names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trajreplay.schema.settings import (
+    AdvantageSettings,
+    KlSettings,
+    LossSettings,
+    RewardSettings,
+    Settings,
+)
+
+
+@dataclass(frozen=True)
+class RecomputeConfig:
+    """GRPO settings under the names that Relax and slime use; resolves into `Settings`.
+
+    A scalar recorded under it is a sum over the samples of its rank, unscaled, unless said
+    otherwise.
+
+    >>> RecomputeConfig(kl_loss_type="k3", kl_coef=0.1).resolve().kl.estimator
+    'k3'
+    """
+
+    advantage_estimator: str = "grpo"
+    n_samples_per_prompt: int | None = None
+    rewards_normalization: bool = True
+    grpo_std_normalization: bool = True
+    kl_loss_type: str = "k1"
+    kl_coef: float = 0.0
+    eps_clip: float = 0.2
+    eps_clip_high: float | None = None
+    entropy_coef: float = 0.0
+    use_rollout_logprobs: bool = False
+    use_kl_loss: bool | None = None
+    use_tis: bool | None = None
+    use_opsm: bool | None = None
+    use_opd: bool | None = None
+    calculate_per_token_loss: bool | None = None
+
+    def resolve(self) -> Settings:
+        """The full settings it stands for.
+
+        Raises:
+            SchemaError: A value has the wrong type.
+        """
+        source = "rollout" if self.use_rollout_logprobs else "old"
+        return Settings(
+            reward=RewardSettings(
+                grouping="group" if self.rewards_normalization else "none",
+                n_samples_per_prompt=self.n_samples_per_prompt,
+                divide_by_std=self.grpo_std_normalization,
+            ),
+            kl=KlSettings(estimator=self.kl_loss_type, coef=self.kl_coef, policy_source=source),
+            advantage=AdvantageSettings(estimator=self.advantage_estimator),
+            loss=LossSettings(
+                eps_clip=self.eps_clip,
+                eps_clip_high=self.eps_clip_high,
+                entropy_coef=self.entropy_coef,
+                old_source=source,
+                use_kl_loss=self.use_kl_loss,
+                tis=self.use_tis,
+                opsm=self.use_opsm,
+                opd=self.use_opd,
+                per_token=self.calculate_per_token_loss,
+            ),
+        )

@@ -1,0 +1,70 @@
+"""One sample as a producer hands it over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trajreplay.schema.errors import CaptureError
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRecord:
+    """One prompt with one response, as generated or as consumed by a step.
+
+    Args:
+        sample_id: Its id; unique within its rollout.
+        group_index: The prompt's number; stored as `group_id` "g-<number>".
+        group_id: The prompt's id as text, instead of `group_index`.
+        response_length: Response tokens.
+        total_length: Prompt and response tokens.
+        loss_mask: `response_length` values of 0 or 1.
+        raw_reward: Score given.
+        reward: Score used, after post-processing.
+        source_rollout_id: Rollout that generated it; the capture's own if omitted.
+        source_attempt: Attempt that generated it; the capture's own if omitted.
+        group_size: Members that the group had when it was normalised, if known.
+        weight_versions: (start, stop, version) spans of response tokens and the weights that
+            sampled them.
+        truncated: Whether it was cut at the length limit.
+        prompt, response, label, tool_output: Text, stored only as the redaction policy allows.
+    """
+
+    sample_id: str
+    response_length: int
+    total_length: int
+    loss_mask: Sequence[int]
+    group_index: int | None = None
+    group_id: str | None = None
+    group_size: int | None = None
+    raw_reward: float | None = None
+    reward: float | None = None
+    source_rollout_id: int | None = None
+    source_attempt: int | None = None
+    rollout_partition_id: str | None = None
+    consumer_batch_id: str | None = None
+    micro_batch_id: str | None = None
+    weight_versions: Sequence[tuple[int, int, int]] | None = None
+    truncated: bool | None = None
+    prompt: str | None = None
+    response: str | None = None
+    label: str | None = None
+    tool_output: str | None = None
+
+    @property
+    def group(self) -> str | None:
+        """The group's id, from either way of giving it.
+
+        Raises:
+            CaptureError: Both ways were used and disagree.
+        """
+        if self.group_index is None:
+            return self.group_id
+        named = f"g-{self.group_index}"
+        if self.group_id is not None and self.group_id != named:
+            raise CaptureError(
+                f"sample {self.sample_id!r} has group_index {self.group_index} and group_id "
+                f"{self.group_id!r}",
+                hint="Give one of the two.",
+            )
+        return named
