@@ -27,7 +27,7 @@ clean:
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "trajreplay needs Python 3.11 or newer: make PYTHON=python3.11 ..." >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 # A stamp is newer than what was installed, so that an unchanged tree installs nothing.
 $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
