@@ -1,0 +1,1 @@
+"""The demo: a small asynchronous GRPO training, captured, replayed, and its fault found."""
