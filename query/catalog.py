@@ -1,0 +1,203 @@
+"""The manifest as one reader sees it: which captures there are, their entries, and the attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from trajreplay.schema.canonical import MAX_BYTES, load_signed
+from trajreplay.schema.entry import Entry, load_entry
+from trajreplay.schema.errors import DatasetError, QueryError
+from trajreplay.schema.identity import CaptureKey, ResumePoint
+from trajreplay.schema.layout import (
+    ATTEMPTS,
+    ENTRIES,
+    attempt_path,
+    entry_path,
+    key_of_entry,
+    run_of_attempt,
+)
+from trajreplay.schema.store import LocalStore
+
+_CLAIM = ".claim"  # held beside a name while its file is being placed where links are not supported
+
+
+class Cohort(NamedTuple):
+    """Coordinates of one capture set; `step_id` is None at rollout level."""
+
+    run_id: str
+    attempt: int
+    rollout_id: int
+    step_id: int | None
+
+    def __str__(self) -> str:
+        step = "" if self.step_id is None else f" step {self.step_id}"
+        attempt = f" attempt {self.attempt}" if self.attempt else ""
+        return f"run {self.run_id!r}{attempt} rollout {self.rollout_id}{step}"
+
+    @property
+    def order(self) -> tuple[str, int, int, int]:
+        """Where it stands in reports: by run, rollout, step (the rollout itself first), attempt."""
+        step = -1 if self.step_id is None else self.step_id
+        return self.run_id, self.rollout_id, step, self.attempt
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """One listing of the manifest; entries are parsed when first asked for, then kept.
+
+    Everything read through one catalog sees the same commits.
+    """
+
+    store: LocalStore
+    keys: tuple[CaptureKey, ...]
+    attempt_names: tuple[tuple[str, int], ...] = ()
+    problems: tuple[DatasetError, ...] = ()
+    _entries: dict[CaptureKey, Entry] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def open(cls, store: LocalStore, *, strict: bool = True) -> Catalog:
+        """List the manifest once.
+
+        Args:
+            store: The lake.
+            strict: Whether to raise the first problem of the listing rather than keep it.
+
+        Raises:
+            DatasetError: A file in the manifest is misnamed, a link or a special file.
+        """
+        problems: list[DatasetError] = []
+        paths = _names(store, ENTRIES, problems)
+        keys = sorted(_parsed(paths, key_of_entry, problems), key=_order)
+        attempts = sorted(_parsed(_names(store, ATTEMPTS, problems), run_of_attempt, problems))
+        if strict and problems:
+            raise problems[0]
+        return cls(store, tuple(keys), tuple(attempts), tuple(problems))
+
+    def entry(self, key: CaptureKey) -> Entry:
+        """The entry of a key, its bytes verified.
+
+        Raises:
+            DatasetError: It is missing or damaged.
+        """
+        found = self._entries.get(key)
+        if found is None:
+            path = entry_path(key)
+            found = self._entries[key] = load_entry(self.store.read(path, MAX_BYTES), path)
+        return found
+
+    def attempt_record(self, run_id: str, attempt: int) -> Mapping[str, Any]:
+        """What was recorded when an attempt started; empty without a record.
+
+        Raises:
+            DatasetError: The record is damaged.
+        """
+        if (run_id, attempt) not in self._named_attempts:
+            return {}
+        path = attempt_path(run_id, attempt)
+        return load_signed(self.store.read(path, MAX_BYTES), path)
+
+    def resumed_from(self, run_id: str, attempt: int) -> ResumePoint | None:
+        """What an attempt continues: as its record says, else as its first capture does.
+
+        Raises:
+            DatasetError: The record or that capture's entry is damaged.
+        """
+        record = self.attempt_record(run_id, attempt)
+        if record:
+            return _resume_point(record.get("resumed_from"), attempt_path(run_id, attempt))
+        keys = self.by_attempt.get((run_id, attempt), ())
+        return self.entry(keys[0]).resumed_from if keys else None
+
+    @cached_property
+    def _named_attempts(self) -> frozenset[tuple[str, int]]:
+        return frozenset(self.attempt_names)
+
+    @cached_property
+    def by_attempt(self) -> Mapping[tuple[str, int], tuple[CaptureKey, ...]]:
+        """Keys of each attempt of each run."""
+        return _grouped(self.keys, lambda key: (key.run_id, key.attempt))
+
+    @cached_property
+    def by_cohort(self) -> Mapping[Cohort, tuple[CaptureKey, ...]]:
+        """Keys of each capture set, ranks and dropped parts in order; events are no cohort."""
+        samples = (key for key in self.keys if key.kind != "events")
+        return _grouped(samples, cohort_of)
+
+    @cached_property
+    def by_rollout(self) -> Mapping[tuple[str, int, int], tuple[Cohort, ...]]:
+        """Capture sets of each rollout: its own and those of its steps."""
+        return _grouped(self.by_cohort, lambda cohort: cohort[:3])
+
+    @cached_property
+    def runs(self) -> Mapping[str, tuple[int, ...]]:
+        """Attempts of each run, those that captured nothing yet included."""
+        found: dict[str, set[int]] = {}
+        for run_id, attempt in (*self.by_attempt, *self.attempt_names):
+            found.setdefault(run_id, set()).add(attempt)
+        return {run_id: tuple(sorted(found[run_id])) for run_id in sorted(found)}
+
+    def check_run(self, run_id: str) -> str:
+        """Return a run's id.
+
+        Raises:
+            QueryError: The lake has no such run.
+        """
+        if run_id not in self.runs:
+            there = ", ".join(map(repr, self.runs)) or "none"
+            raise QueryError(
+                f"no run {run_id!r} in {self.store}, expected one of: {there}",
+                hint="To list the runs: trajreplay info",
+                run_id=run_id,
+            )
+        return run_id
+
+
+def cohort_of(key: CaptureKey) -> Cohort:
+    """The capture set that a rollout or step capture belongs to."""
+    if key.rollout_id is None:
+        raise AssertionError(f"{key} has no rollout")
+    return Cohort(key.run_id, key.attempt, key.rollout_id, key.step_id)
+
+
+def _names(store: LocalStore, folder: str, problems: list[DatasetError]) -> list[str]:
+    found: list[str] = []
+    try:
+        found.extend(one.path for one in store.list(folder) if not one.path.endswith(_CLAIM))
+    except DatasetError as error:
+        problems.append(error)
+    return found
+
+
+def _parsed(paths: Iterable[str], parse: Any, problems: list[DatasetError]) -> list[Any]:
+    found = []
+    for path in paths:
+        try:
+            found.append(parse(path))
+        except DatasetError as error:
+            problems.append(error)
+    return found
+
+
+def _order(key: CaptureKey) -> tuple[Any, ...]:
+    return tuple(-1 if part is None else part for part in key)
+
+
+def _grouped(items: Iterable[Any], name: Any) -> dict[Any, tuple[Any, ...]]:
+    found: dict[Any, list[Any]] = {}
+    for item in items:
+        found.setdefault(name(item), []).append(item)
+    return {key: tuple(values) for key, values in found.items()}
+
+
+def _resume_point(value: Any, path: str) -> ResumePoint | None:
+    if value is None:
+        return None
+    whole = isinstance(value, list) and [type(part) for part in value] == [int, int]
+    if not whole or min(value) < 0:
+        raise DatasetError(
+            f"{path}: resumed_from is {value!r}, expected [attempt, rollout_id]", path=path
+        )
+    return ResumePoint(*value)
