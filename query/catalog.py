@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from trajreplay.schema.canonical import MAX_BYTES, load_signed
+from trajreplay.schema.attempt import AttemptRecord, load_attempt
+from trajreplay.schema.canonical import MAX_BYTES
 from trajreplay.schema.entry import Entry, load_entry
 from trajreplay.schema.errors import DatasetError, QueryError
 from trajreplay.schema.identity import CaptureKey, ResumePoint
@@ -56,6 +57,7 @@ class Catalog:
     attempt_names: tuple[tuple[str, int], ...] = ()
     problems: tuple[DatasetError, ...] = ()
     _entries: dict[CaptureKey, Entry] = field(default_factory=dict, repr=False)
+    _records: dict[tuple[str, int], AttemptRecord] = field(default_factory=dict, repr=False)
 
     @classmethod
     def open(cls, store: LocalStore, *, strict: bool = True) -> Catalog:
@@ -88,16 +90,20 @@ class Catalog:
             found = self._entries[key] = load_entry(self.store.read(path, MAX_BYTES), path)
         return found
 
-    def attempt_record(self, run_id: str, attempt: int) -> Mapping[str, Any]:
-        """What was recorded when an attempt started; empty without a record.
+    def attempt_record(self, run_id: str, attempt: int) -> AttemptRecord | None:
+        """What was recorded when an attempt started, None without a record.
 
         Raises:
             DatasetError: The record is damaged.
         """
         if (run_id, attempt) not in self._named_attempts:
-            return {}
-        path = attempt_path(run_id, attempt)
-        return load_signed(self.store.read(path, MAX_BYTES), path)
+            return None
+        found = self._records.get((run_id, attempt))
+        if found is None:
+            path = attempt_path(run_id, attempt)
+            found = load_attempt(self.store.read(path, MAX_BYTES), path)
+            self._records[run_id, attempt] = found
+        return found
 
     def resumed_from(self, run_id: str, attempt: int) -> ResumePoint | None:
         """What an attempt continues: as its record says, else as its first capture does.
@@ -106,8 +112,8 @@ class Catalog:
             DatasetError: The record or that capture's entry is damaged.
         """
         record = self.attempt_record(run_id, attempt)
-        if record:
-            return _resume_point(record.get("resumed_from"), attempt_path(run_id, attempt))
+        if record is not None:
+            return record.resumed_from
         keys = self.by_attempt.get((run_id, attempt), ())
         return self.entry(keys[0]).resumed_from if keys else None
 
@@ -190,14 +196,3 @@ def _grouped(items: Iterable[Any], name: Any) -> dict[Any, tuple[Any, ...]]:
     for item in items:
         found.setdefault(name(item), []).append(item)
     return {key: tuple(values) for key, values in found.items()}
-
-
-def _resume_point(value: Any, path: str) -> ResumePoint | None:
-    if value is None:
-        return None
-    whole = isinstance(value, list) and [type(part) for part in value] == [int, int]
-    if not whole or min(value) < 0:
-        raise DatasetError(
-            f"{path}: resumed_from is {value!r}, expected [attempt, rollout_id]", path=path
-        )
-    return ResumePoint(*value)
