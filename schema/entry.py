@@ -22,7 +22,15 @@ REDUCTIONS = ("sum", "mean", "weighted-mean")
 
 @dataclass(frozen=True)
 class ColumnSeal:
-    """What a data file must hold in one column: its digest and its counts."""
+    """What a data file must hold in one column: its digest and its counts.
+
+    Args:
+        digest: Logical digest.
+        values: Elements of all rows of a list column; rows, null ones too, of any other.
+        nulls: Rows without a value or list.
+        non_finite: NaN and infinite values; None where the values are no floats.
+        source_dtype: dtype that the producer held the values in.
+    """
 
     digest: str
     values: int
@@ -102,7 +110,29 @@ class LogProbOrigin:
 
 @dataclass(frozen=True)
 class Entry:
-    """One committed capture."""
+    """One committed capture.
+
+    Args:
+        key: Which one.
+        expected_ranks: Ranks of its capture set, ascending.
+        status: complete, or dropped for a capture that was given up.
+        owner: False for a parallel copy of another rank.
+        cohort_size: Samples of the cohort over all ranks, where known.
+        created_us: When it was committed, microseconds since 1970.
+        producer: The program that captured, as `ProducerInfo.to_json` has it.
+        parallel: Where the rank stands in each parallel dimension.
+        resumed_from: What the attempt was resumed from.
+        settings_tree: The arithmetic in force, resolved; read it as `settings`.
+        contracts: Declared stages by name.
+        tolerances: The producer's own tolerances by field.
+        origins: Where columns of log-probs came from, by column.
+        sources: At step level, the distinct (attempt, rollout) that its samples came from.
+        redaction: Rules by text field.
+        files: Its data files: none without rows.
+        outputs: Recorded scalars.
+        tokens: Response tokens of all rows.
+        reason: Why it was given up.
+    """
 
     key: CaptureKey
     expected_ranks: tuple[int, ...]
@@ -122,6 +152,7 @@ class Entry:
     files: tuple[DataFile, ...] = ()
     outputs: tuple[Output, ...] = ()
     tokens: int = 0
+    reason: str = ""
 
     @cached_property
     def settings(self) -> Settings:
@@ -240,6 +271,7 @@ def _from_json(tree: dict[str, Any], key: CaptureKey) -> Entry:
         files=tuple(_file(one) for one in _list(tree["files"])),
         outputs=tuple(_output(one) for one in _list(tree["outputs"])),
         tokens=_whole(tree["tokens"]),
+        reason=_typed(tree["reason"], str),
     )
 
 

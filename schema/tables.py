@@ -240,3 +240,8 @@ TABLES = {
     table.name: table for table in (ROLLOUTS, STEPS, OUTPUTS, ROUTES, EVENTS, MANIFEST, CHECKSUMS)
 }
 SAMPLE_TABLES = {"rollout": ROLLOUTS, "step": STEPS}
+
+
+def length_column(name: str) -> str:
+    """The column that says how many values a row of a tensor column has."""
+    return "total_length" if name == "tokens" else "response_length"

@@ -1,0 +1,72 @@
+"""The record of one attempt of a run: when it started and what it was resumed from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trajreplay.schema.canonical import dump_signed, load_signed
+from trajreplay.schema.errors import DatasetError
+from trajreplay.schema.identity import ResumePoint
+from trajreplay.schema.layout import run_of_attempt
+
+
+@dataclass(frozen=True)
+class AttemptRecord:
+    """One attempt.
+
+    Args:
+        run_id, attempt: Which one.
+        started_us: When its first capture started, microseconds since 1970.
+        resumed_from: The earlier attempt and the first rollout that is not taken from it.
+        scheduler: The batch system that ran it, empty if none was seen.
+        job_id: Its job there.
+    """
+
+    run_id: str
+    attempt: int
+    started_us: int
+    resumed_from: ResumePoint | None = None
+    scheduler: str = ""
+    job_id: str = ""
+
+
+def dump_attempt(record: AttemptRecord) -> bytes:
+    """The record as the bytes of its file."""
+    tree = vars(record) | {"resumed_from": record.resumed_from and list(record.resumed_from)}
+    return dump_signed(tree)
+
+
+def load_attempt(data: bytes, path: str) -> AttemptRecord:
+    """Read the bytes of an attempt record's file.
+
+    Raises:
+        DatasetError: Damaged, or not the record that its path names.
+    """
+    tree = load_signed(data, path)
+    run_id, attempt = run_of_attempt(path)
+    try:
+        resumed = tree["resumed_from"]
+        record = AttemptRecord(
+            tree["run_id"],
+            tree["attempt"],
+            tree["started_us"],
+            None if resumed is None else ResumePoint(*resumed),
+            tree["scheduler"],
+            tree["job_id"],
+        )
+    except (KeyError, TypeError) as error:
+        raise DatasetError(f"{path}: no attempt record: {error!r}", path=path) from error
+    numbers = [record.attempt, record.started_us, *(record.resumed_from or ())]
+    texts = [record.run_id, record.scheduler, record.job_id]
+    if any(type(one) is not int or one < 0 for one in numbers) or any(
+        type(one) is not str for one in texts
+    ):
+        raise DatasetError(f"{path}: a field has another type than expected", path=path)
+    if (record.run_id, record.attempt) != (run_id, attempt):
+        raise DatasetError(
+            f"{path}: holds attempt {record.attempt} of run {record.run_id!r}, expected attempt "
+            f"{attempt} of run {run_id!r}",
+            hint="The file was renamed or copied; restore the manifest from a copy of the lake.",
+            path=path,
+        )
+    return record

@@ -1,0 +1,89 @@
+"""The file that makes a folder a lake: its format, digest algorithm and id."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+from trajreplay.schema.canonical import MAX_BYTES, dump_signed, load_signed
+from trajreplay.schema.digest import ALGORITHM
+from trajreplay.schema.errors import DatasetError
+from trajreplay.schema.layout import LAKE_FILE
+from trajreplay.schema.store import LocalStore
+from trajreplay.schema.tables import FORMAT_VERSION
+
+
+def create_lake(path: str | os.PathLike[str], *, exist_ok: bool = False) -> LocalStore:
+    """Make a folder a lake, and the folder where it is missing.
+
+    Args:
+        path: The folder.
+        exist_ok: Open what is already a lake instead of refusing it.
+
+    Raises:
+        DatasetError: It is a lake already, or no folder can be made there.
+    """
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DatasetError(
+            f"{os.fspath(path)}: cannot make this folder: {error.strerror}",
+            hint="Choose a folder that can be written.",
+            path=os.fspath(path),
+        ) from error
+    store = LocalStore(path)
+    tree = {"format": FORMAT_VERSION, "digest": ALGORITHM, "lake_id": str(uuid.uuid4())}
+    if not store.publish_if_absent(LAKE_FILE, dump_signed(tree)) and not exist_ok:
+        raise DatasetError(
+            f"{os.fspath(path)} is a lake already",
+            hint="Open it, or create the new one in another folder.",
+            path=os.fspath(path),
+        )
+    return open_lake(path)
+
+
+def open_lake(path: str | os.PathLike[str]) -> LocalStore:
+    """Open a lake.
+
+    Raises:
+        DatasetError: The folder is missing or no lake, its file is damaged, or the lake has a
+            newer format or another digest algorithm.
+    """
+    name = os.fspath(path)
+    store = LocalStore(path)
+    if not store.root.is_dir() or not store.exists(LAKE_FILE):
+        found = "a folder without lake.json" if store.root.is_dir() else "no folder"
+        raise DatasetError(
+            f"{name} is not a lake: {found}",
+            hint=f"To make it one: trajreplay init {name}",
+            path=name,
+        )
+    where = f"{name}/{LAKE_FILE}"
+    data = store.read(LAKE_FILE, MAX_BYTES)
+    _refuse_newer(data, where)
+    tree = load_signed(data, where)
+    if tree.get("format") != FORMAT_VERSION or tree.get("digest") != ALGORITHM:
+        raise DatasetError(
+            f"{where}: format {tree.get('format')!r} with digest {tree.get('digest')!r}, expected "
+            f"format {FORMAT_VERSION} with digest {ALGORITHM!r}",
+            path=where,
+        )
+    return store
+
+
+def _refuse_newer(data: bytes, where: str) -> None:
+    """A newer format may be signed in another way, so its number is read before the digest."""
+    try:
+        tree: Any = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    version = tree.get("format") if isinstance(tree, dict) else None
+    if type(version) is int and version > FORMAT_VERSION:
+        raise DatasetError(
+            f"{where}: format {version}, expected at most {FORMAT_VERSION}",
+            hint="Upgrade trajreplay to read this lake.",
+            path=where,
+        )

@@ -1,0 +1,141 @@
+"""The lake: one object over everything that can be done with one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trajreplay.schema import (
+        ParallelCoordinates,
+        ProducerInfo,
+        RecomputeConfig,
+        ResumePoint,
+        Settings,
+        StageContract,
+        Tolerance,
+    )
+    from trajreplay.schema.store import LocalStore
+    from trajreplay.writer import CaptureBuilder
+
+
+class Lake:
+    """A lake of captures in a folder.
+
+    Made by `Lake.create` and `Lake.open`. What a method needs is loaded when it is called, so
+    that a trainer that captures loads no duckdb.
+    """
+
+    def __init__(self, store: LocalStore) -> None:
+        self._store = store
+
+    def __repr__(self) -> str:
+        return f"Lake({str(self._store)!r})"
+
+    @property
+    def path(self) -> str:
+        """The folder, with links resolved."""
+        return str(self._store)
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], *, exist_ok: bool = False) -> Lake:
+        """Make a folder a lake and open it.
+
+        Args:
+            path: The folder; made where it is missing.
+            exist_ok: Open what is already a lake instead of refusing it.
+
+        Raises:
+            DatasetError: It is a lake already, or no folder can be made there.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     lake = Lake.create(f"{folder}/lake")
+        ...     Lake.open(f"{folder}/lake").path == lake.path
+        True
+        """
+        from trajreplay.schema.lakefile import create_lake
+
+        return cls(create_lake(path, exist_ok=exist_ok))
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Lake:
+        """Open a lake.
+
+        Raises:
+            DatasetError: The folder is no lake, is damaged, or has a newer format.
+        """
+        from trajreplay.schema.lakefile import open_lake
+
+        return cls(open_lake(path))
+
+    def capture(
+        self,
+        *,
+        run_id: str,
+        rollout_id: int,
+        step_id: int | None = None,
+        rank: int,
+        expected_ranks: Sequence[int],
+        settings: Settings | RecomputeConfig,
+        attempt: int = 0,
+        producer: ProducerInfo | None = None,
+        stages: Sequence[str | StageContract] = (),
+        redaction: Mapping[str, str] | None = None,
+        resumed_from: ResumePoint | tuple[int, int] | None = None,
+        parallel: ParallelCoordinates | None = None,
+        owner: bool | None = None,
+        cohort_size: int | None = None,
+        tolerances: Mapping[str, Tolerance] | None = None,
+    ) -> CaptureBuilder:
+        """Start what one rank captures of a rollout or, with `step_id`, of an optimizer step.
+
+        Args:
+            run_id: The training job, as people call it.
+            rollout_id: Round of sampling, as the trainer counts.
+            step_id: Optimizer step within its rollout; None for what is known before any step.
+            rank: This process.
+            expected_ranks: Every rank that captures its part of the same rollout or step.
+            settings: The arithmetic in force, in full or in the short form.
+            attempt: Restart of the job, 0 for the first.
+            producer: The program that captures.
+            stages: Stages that a replay can recompute from this capture, or contracts that say
+                what else holds of them.
+            redaction: What is kept of each text field: hash, truncate[:N] or drop (the default).
+            resumed_from: For an attempt after the first, the attempt and rollout that it was
+                resumed from: everything before that rollout is taken from there.
+            parallel: Where this rank stands in each parallel dimension.
+            owner: Whether its rows count; by default those of tensor rank 0 do, others are copies.
+            cohort_size: Samples that the rollout or step had over all ranks, where known.
+            tolerances: Stricter comparison than the policy's, by field.
+
+        Returns:
+            A context manager. Leaving its block commits the capture; an exception in it leaves
+            nothing visible.
+
+        Raises:
+            SchemaError: An id, coordinate, stage, setting or redaction rule is wrong.
+            CaptureError: Another run has this id in other case, the attempt is recorded as resumed
+                from elsewhere, or, on leaving the block, the capture cannot be committed.
+        """
+        from trajreplay.writer import CaptureBuilder
+
+        return CaptureBuilder(
+            self._store,
+            run_id=run_id,
+            rollout_id=rollout_id,
+            step_id=step_id,
+            rank=rank,
+            expected_ranks=expected_ranks,
+            settings=settings,
+            attempt=attempt,
+            producer=producer,
+            stages=stages,
+            redaction=redaction,
+            resumed_from=resumed_from,
+            parallel=parallel,
+            owner=owner,
+            cohort_size=cohort_size,
+            tolerances=tolerances,
+        )

@@ -1,0 +1,94 @@
+"""Attempts of a run: each is recorded once, with what it was resumed from."""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from urllib.parse import unquote
+
+from trajreplay.schema.attempt import AttemptRecord, dump_attempt, load_attempt
+from trajreplay.schema.canonical import MAX_BYTES
+from trajreplay.schema.errors import CaptureError, SchemaError
+from trajreplay.schema.identity import ResumePoint, check_count
+from trajreplay.schema.layout import ATTEMPTS, attempt_path
+from trajreplay.schema.store import LocalStore, now_us
+
+_SCHEDULERS = {"slurm": "SLURM_JOB_ID", "lsf": "LSB_JOBID", "pbs": "PBS_JOBID"}
+
+
+def reserve_attempt(
+    store: LocalStore, run_id: str, attempt: int, resumed_from: ResumePoint | None
+) -> AttemptRecord:
+    """Record an attempt, or join it if another rank has.
+
+    Returns:
+        The record that the lake holds, whoever wrote it.
+
+    Raises:
+        SchemaError: It is resumed from itself or a later attempt.
+        CaptureError: It is recorded as resumed from elsewhere, or another run of the lake has the
+            same id but for its case.
+        DatasetError: Its record is damaged.
+    """
+    _check_resume(attempt, resumed_from)
+    path = attempt_path(run_id, attempt)
+    if not store.exists(path):
+        _refuse_twin(store, run_id)
+        scheduler, job_id = _job()
+        record = AttemptRecord(run_id, attempt, now_us(), resumed_from, scheduler, job_id)
+        if store.publish_if_absent(path, dump_attempt(record)):
+            return record
+    record = load_attempt(store.read(path, MAX_BYTES), path)
+    if resumed_from is not None and record.resumed_from != resumed_from:
+        raise CaptureError(
+            f"attempt {attempt} of run {run_id!r} is recorded as {_told(record.resumed_from)}, "
+            f"this capture says {_told(resumed_from)}",
+            hint="Give every rank the same resumed_from, or count the attempt up.",
+            path=path,
+        )
+    return record
+
+
+def _check_resume(attempt: int, resumed_from: ResumePoint | None) -> None:
+    if resumed_from is None:
+        return
+    check_count("resumed_from attempt", resumed_from.attempt)
+    check_count("resumed_from rollout_id", resumed_from.rollout_id, limit=2**63 - 1)
+    if resumed_from.attempt >= attempt:
+        raise SchemaError(
+            f"attempt {attempt} is resumed from attempt {resumed_from.attempt}, expected an "
+            "earlier one",
+            hint="Count attempt up at every restart; the first is 0.",
+        )
+
+
+def _refuse_twin(store: LocalStore, run_id: str) -> None:
+    """Two ids that differ only in case would be one folder on some file systems."""
+    folder = f"{store.root}/{ATTEMPTS}"
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    for name in names:
+        other = unquote(name.removeprefix("run_id="))
+        if other != run_id and _folded(other) == _folded(run_id):
+            raise CaptureError(
+                f"run_id {run_id!r} equals run {other!r} of this lake but for its case",
+                hint="Choose another run_id.",
+                run_id=run_id,
+            )
+
+
+def _folded(text: str) -> str:
+    return unicodedata.normalize("NFC", text.casefold())
+
+
+def _job() -> tuple[str, str]:
+    """The batch system and the job that this process runs in, as far as they say."""
+    for scheduler, variable in _SCHEDULERS.items():
+        if job := os.environ.get(variable):
+            return scheduler, job
+    return "", ""
+
+
+def _told(point: ResumePoint | None) -> str:
+    if point is None:
+        return "not resumed"
+    return f"resumed from attempt {point.attempt} at rollout {point.rollout_id}"

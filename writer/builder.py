@@ -1,0 +1,358 @@
+"""The capture block: samples, tensors and expected scalars of one rank, committed on leaving."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from trajreplay.schema.columns import Column
+from trajreplay.schema.contracts import StageContract
+from trajreplay.schema.entry import Entry, LogProbOrigin, Output
+from trajreplay.schema.errors import CaptureError, listed
+from trajreplay.schema.identity import (
+    DROPPED,
+    ParallelCoordinates,
+    ProducerInfo,
+    ResumePoint,
+    check_count,
+    make_key,
+)
+from trajreplay.schema.policy import Redaction, Tolerance
+from trajreplay.schema.recompute import RecomputeConfig
+from trajreplay.schema.records import SampleRecord
+from trajreplay.schema.settings import Settings
+from trajreplay.schema.store import LocalStore
+from trajreplay.schema.tables import SAMPLE_TABLES, length_column
+from trajreplay.writer.attempts import reserve_attempt
+from trajreplay.writer.commit import commit_entry, commit_samples, sweep_once
+from trajreplay.writer.encode import ListColumn, encode_column
+from trajreplay.writer.outputs import PerField, make_outputs
+from trajreplay.writer.samples import SampleColumns, encode_samples
+
+_ORIGINS = ("sampler", "trainer", "detached", "interpolated")
+
+
+class CaptureBuilder:
+    """One rank's capture of a rollout or a step; made by `Lake.capture`, which see.
+
+    Nothing is visible in the lake until the block is left. Leaving it commits; an exception in
+    it, or one that the commit raises, leaves nothing visible.
+
+    Attributes:
+        key: The capture's key.
+        entry: The committed entry, once the block is left.
+    """
+
+    def __init__(
+        self,
+        store: LocalStore,
+        *,
+        run_id: str,
+        rollout_id: int,
+        step_id: int | None,
+        rank: int,
+        expected_ranks: Sequence[int],
+        settings: Settings | RecomputeConfig,
+        attempt: int = 0,
+        producer: ProducerInfo | None = None,
+        stages: Sequence[str | StageContract] = (),
+        redaction: Mapping[str, str] | None = None,
+        resumed_from: ResumePoint | tuple[int, int] | None = None,
+        parallel: ParallelCoordinates | None = None,
+        owner: bool | None = None,
+        cohort_size: int | None = None,
+        tolerances: Mapping[str, Tolerance] | None = None,
+    ) -> None:
+        kind = "rollout" if step_id is None else "step"
+        self._store = store
+        self.key = make_key(run_id, attempt, kind, rollout_id, step_id, rank)  # type: ignore[arg-type]
+        self.entry: Entry | None = None
+        self._table = SAMPLE_TABLES[kind]
+        self._short_form = isinstance(settings, RecomputeConfig)
+        self._redaction = Redaction(redaction)
+        self._resumed_from = None if resumed_from is None else ResumePoint(*resumed_from)
+        parallel = parallel or ParallelCoordinates()
+        if cohort_size is not None:
+            check_count("cohort_size", cohort_size)
+        self._draft = Entry(
+            key=self.key,
+            expected_ranks=_ranks(expected_ranks, rank),
+            owner=parallel.tensor_rank == 0 if owner is None else owner,
+            cohort_size=cohort_size,
+            producer=(producer or ProducerInfo()).to_json(),
+            parallel=parallel,
+            settings_tree=_resolved(settings).to_json(),
+            contracts=_contracts(stages),
+            tolerances=dict(tolerances or {}),
+            redaction=self._redaction.rules,
+        )
+        self._samples: SampleColumns | None = None
+        self._tensors: dict[str, ListColumn] = {}
+        self._origins: dict[str, LogProbOrigin] = {}
+        self._outputs: dict[tuple[str, ...], Output] = {}
+        self._dropped: str | None = None
+
+    def __enter__(self) -> Self:
+        sweep_once(self._store)
+        key = self.key
+        record = reserve_attempt(self._store, key.run_id, key.attempt, self._resumed_from)
+        self._draft = replace(self._draft, resumed_from=record.resumed_from)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.entry = self._commit()
+
+    def samples(self, records: Sequence[SampleRecord], *, reward_dtype: str = "float32") -> None:
+        """Hand over the samples of this rank, once; their order is the order of all tensors.
+
+        Args:
+            records: One per sample; none for a rank without rows.
+            reward_dtype: dtype in which the trainer computed the rewards.
+
+        Raises:
+            CaptureError: Called twice, or with records that no row can represent.
+        """
+        if self._samples is not None:
+            raise CaptureError(
+                f"capture of {self.key}: samples() was called before",
+                hint="Hand over all samples of the capture at once.",
+            )
+        self._samples = encode_samples(
+            list(records), self.key, self._table, self._redaction, reward_dtype
+        )
+
+    def tensor(
+        self,
+        name: str,
+        values: Any,
+        *,
+        source: str | None = None,
+        temperature: float | None = None,
+        weight_version: int | None = None,
+    ) -> None:
+        """Hand over one column of per-token values.
+
+        They are copied: what the trainer does to its tensor afterwards is not recorded.
+
+        Args:
+            name: A list column of the table, such as `log_probs`.
+            values: One per sample (None for a sample without), or all samples packed, which needs
+                `samples` before. torch on any device, numpy, Arrow, or lists of numbers. bfloat16
+                and float16 keep their bits. Python numbers take the column's type.
+            source: For log-probs, where they come from: sampler, trainer, detached, interpolated
+                or `copy:<column>`.
+            temperature: For log-probs, what the logits were divided by.
+            weight_version: For log-probs, the weights that computed them, where one version did.
+
+        Raises:
+            CaptureError: No such column, given before, or values that it cannot hold exactly.
+        """
+        column = self._tensor_column(name)
+        if values is None:
+            return
+        if name in self._tensors:
+            raise CaptureError(f"capture of {self.key}: {name} was given before", column=name)
+        rows = None if self._samples is None else self._samples.rows
+        encoded = encode_column(column, values, rows)
+        if encoded.lengths is None:
+            encoded = self._unpacked(encoded)
+        if (source, temperature, weight_version) != (None, None, None):
+            self._origins[name] = _origin(name, source, temperature, weight_version)
+        self._tensors[name] = encoded
+
+    def expected(
+        self,
+        stage: str,
+        *,
+        scope: str | None = None,
+        reduction: str | None = None,
+        scale: float = 1.0,
+        numerator: PerField = None,
+        denominator: PerField = None,
+        micro_batch_id: str | None = None,
+        **fields: Any,
+    ) -> None:
+        """Hand over scalars that the trainer computed, for the replay to compare.
+
+        Args:
+            stage: The stage that they are results of, such as `loss.policy`.
+            scope: What they were taken over: sample, micro_batch, rank or global. At scope sample
+                each is a sequence, one value per row.
+            reduction: sum, mean or weighted-mean over the samples of the scope. With settings in
+                the short form an unstated meaning is: scope rank, reduction sum. With full
+                settings an unstated one is shown and not compared.
+            scale: Factor already inside the values, such as 1 / accumulation steps.
+            numerator: Where known, a number, or one for each field.
+            denominator: Likewise; a mean divides by it, else by the number of samples in scope.
+            micro_batch_id: At scope micro_batch, which.
+            fields: The scalars by name.
+
+        Raises:
+            SchemaError: There is no such stage.
+            CaptureError: The meaning contradicts itself, or a scalar was given before.
+        """
+        if self._short_form:
+            scope = scope or ("rank" if micro_batch_id is None else "micro_batch")
+            reduction = reduction or "sum"
+        elif scope == "sample":
+            reduction = reduction or "sum"
+        for one in make_outputs(
+            stage,
+            fields,
+            scope=scope,
+            reduction=reduction,
+            scale=scale,
+            numerator=numerator,
+            denominator=denominator,
+            micro_batch_id=micro_batch_id,
+        ):
+            key = (one.stage, one.field, str(one.scope), str(one.micro_batch_id))
+            if key in self._outputs:
+                raise CaptureError(
+                    f"capture of {self.key}: {one.stage}.{one.field} at scope {one.scope} was "
+                    "given before"
+                )
+            self._outputs[key] = one
+
+    def drop(self, reason: str) -> None:
+        """Commit, instead of the data, that this capture was given up, and why."""
+        self._dropped = reason
+
+    def _tensor_column(self, name: str) -> Column:
+        tensors = [one for one in self._table.having("input", "output") if one.is_list]
+        names = [one.name for one in tensors if one.name != "loss_mask"]
+        if name not in names:
+            raise CaptureError(
+                f"unknown tensor {name!r}, expected one of {', '.join(names)}",
+                hint="Masks, rewards and ids come with the samples, scalars with expected().",
+                column=name,
+            )
+        return self._table[name]
+
+    def _lengths(self, name: str) -> Any:
+        samples = self._samples
+        if samples is None:
+            return np.zeros(0, np.int64)
+        return getattr(samples, length_column(name))
+
+    def _unpacked(self, column: ListColumn) -> ListColumn:
+        name = column.column.name
+        if self._samples is None:
+            raise CaptureError(
+                f"{name} is packed, and the samples are not known yet",
+                hint="Call samples() before, or give a list with one tensor per sample.",
+                column=name,
+            )
+        lengths = self._lengths(name)
+        if len(column.values) != lengths.sum():
+            raise CaptureError(
+                f"{name} has {len(column.values)} packed values, expected {lengths.sum()}: the sum "
+                f"of {length_column(name)} of {len(lengths)} samples",
+                hint="Give a list with one tensor per sample to see which differs.",
+                column=name,
+            )
+        return column.with_lengths(lengths)
+
+    def _ragged(self) -> list[str]:
+        """Every row whose values are not as many as its sample has tokens."""
+        ids = [] if self._samples is None else self._samples.sample_ids
+        problems = []
+        for name, column in self._tensors.items():
+            expected, found = self._lengths(name), column.lengths
+            assert found is not None
+            if len(found) != len(expected):
+                problems.append(f"{name} has {len(found)} rows, expected {len(expected)} samples")
+                continue
+            wrong = found != expected
+            if column.valid is not None:
+                wrong &= column.valid
+            problems += [
+                f"row {row}: {name} of sample {ids[row]!r} has {found[row]} values, "
+                f"expected {length_column(name)} = {expected[row]}"
+                for row in np.flatnonzero(wrong)
+            ]
+        rows = len(ids)
+        problems += [
+            f"{one.stage}.{one.field} has {len(one.values)} values, expected {rows} samples"
+            for one in self._outputs.values()
+            if one.values is not None and len(one.values) != rows
+        ]
+        return problems
+
+    def _commit(self) -> Entry:
+        if self._dropped is not None:
+            key = self.key._replace(part=DROPPED)
+            dropped = replace(self._draft, key=key, status="dropped", reason=self._dropped)
+            return commit_entry(self._store, dropped)
+        if problems := self._ragged():
+            raise CaptureError(
+                f"capture of {self.key}: {len(problems)} ragged rows:\n  {listed(problems)}",
+                hint="Nothing was committed. Cut each tensor to its sample's response.",
+                problems=problems,
+            )
+        entry = replace(self._draft, origins=self._origins, outputs=tuple(self._outputs.values()))
+        samples = self._samples
+        if samples is None or not samples.rows:
+            return commit_entry(self._store, entry)
+        entry = replace(entry, sources=samples.sources, tokens=int(samples.response_length.sum()))
+        columns = samples.columns(self.key, self._table) | {
+            name: one for name, one in self._tensors.items() if one.valid is None or one.valid.any()
+        }
+        source_dtypes = {name: one.source_dtype for name, one in self._tensors.items()}
+        source_dtypes |= samples.source_dtypes
+        return commit_samples(self._store, entry, self._table, columns, samples.rows, source_dtypes)
+
+
+def _ranks(expected: Sequence[int], rank: int) -> tuple[int, ...]:
+    ranks = sorted(check_count("expected_ranks", one) for one in expected)
+    if len(set(ranks)) < len(ranks) or rank not in ranks:
+        raise CaptureError(
+            f"expected_ranks are {list(expected)!r}, expected distinct ranks with {rank} among "
+            "them",
+            hint="Name every rank that captures its part of the same rollout or step.",
+        )
+    return tuple(ranks)
+
+
+def _resolved(settings: Settings | RecomputeConfig) -> Settings:
+    if isinstance(settings, RecomputeConfig):
+        return settings.resolve()
+    if isinstance(settings, Settings):
+        return settings
+    raise CaptureError(
+        f"settings are a {type(settings).__name__}, expected Settings or RecomputeConfig"
+    )
+
+
+def _contracts(stages: Sequence[str | StageContract]) -> dict[str, StageContract]:
+    contracts: dict[str, StageContract] = {}
+    for stage in [stages] if isinstance(stages, str) else stages:
+        contract = stage if isinstance(stage, StageContract) else StageContract(stage)
+        if contract.stage in contracts:
+            raise CaptureError(f"stage {contract.stage} is declared twice")
+        contracts[contract.stage] = contract
+    return contracts
+
+
+def _origin(
+    name: str, source: str | None, temperature: float | None, weight_version: int | None
+) -> LogProbOrigin:
+    if not name.endswith("log_probs"):
+        raise CaptureError(f"{name} has an origin, expected a column of log-probs", column=name)
+    if source is None or (source not in _ORIGINS and not source.startswith("copy:")):
+        raise CaptureError(
+            f"{name}: source is {source!r}, expected {', '.join(_ORIGINS)} or copy:<column>",
+            column=name,
+        )
+    version = None if weight_version is None else check_count("weight_version", weight_version)
+    return LogProbOrigin(source, None if temperature is None else float(temperature), version)

@@ -1,0 +1,144 @@
+"""Columns to a Parquet file: row groups bounded in rows and bytes, no statistics on floats."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from trajreplay.schema.columns import Column, Table
+from trajreplay.schema.digest import column_digest
+from trajreplay.schema.entry import ColumnSeal
+from trajreplay.writer.encode import Array, ListColumn
+
+ROW_GROUP_ROWS = 512
+ROW_GROUP_BYTES = 32 << 20  # raw values of one column
+_PAGE_BYTES = 1 << 20
+_DICTIONARY_ROLES = ("key", "identity", "provenance")
+
+
+def build_table(
+    table: Table, columns: Mapping[str, pa.Array | ListColumn], rows: int
+) -> tuple[pa.Table, tuple[int, ...]]:
+    """Lay columns out as a table of one batch per row group.
+
+    Args:
+        table: The declared table.
+        columns: Its columns by name, at least those that are not nullable.
+        rows: Rows of every column.
+
+    Returns:
+        The table, in declared order, and the rows of each row group.
+    """
+    present = [column for column in table.columns if column.name in columns]
+    stops = _row_groups([columns[column.name] for column in present], rows)
+    batches = []
+    for start, stop in zip([0, *stops], stops, strict=False):
+        arrays = [_slice(columns[column.name], start, stop) for column in present]
+        batches.append(pa.RecordBatch.from_arrays(arrays, schema=_schema(present)))
+    sizes = tuple(batch.num_rows for batch in batches)
+    return pa.Table.from_batches(batches, schema=_schema(present)), sizes
+
+
+def write_table(path: str, table: Table, data: pa.Table, row_groups: Sequence[int]) -> int:
+    """Write a table to a new file and make it durable; returns its size in bytes."""
+    present = [column for column in table.columns if column.name in data.column_names]
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+    with os.fdopen(descriptor, "wb") as file:
+        with pq.ParquetWriter(
+            file,
+            data.schema,
+            compression="lz4",
+            use_dictionary=[_leaf(one) for one in present if _repeats(one)],
+            write_statistics=[one.name for one in present if one.role == "key"],
+            data_page_size=_PAGE_BYTES,
+            store_schema=False,
+        ) as writer:
+            start = 0
+            for rows in row_groups:
+                writer.write_table(data.slice(start, rows), row_group_size=max(rows, 1))
+                start += rows
+        file.flush()
+        os.fsync(file.fileno())
+        return os.fstat(file.fileno()).st_size
+
+
+def seal_columns(data: pa.Table, source_dtypes: Mapping[str, str]) -> dict[str, ColumnSeal]:
+    """Digest and counts of every column of a table."""
+    return {
+        name: seal_column(data.column(name), source_dtypes.get(name)) for name in data.column_names
+    }
+
+
+def seal_column(column: pa.ChunkedArray, source_dtype: str | None) -> ColumnSeal:
+    """Digest and counts of one column, over the values that its rows really have."""
+    values = column
+    if pa.types.is_list(column.type):
+        values = pa.chunked_array(
+            [chunk.flatten() for chunk in column.chunks], column.type.value_type
+        )
+    return ColumnSeal(
+        digest=column_digest(column),
+        values=len(values),
+        nulls=column.null_count,
+        non_finite=_non_finite(values) if pa.types.is_floating(values.type) else None,
+        source_dtype=source_dtype,
+    )
+
+
+def _non_finite(values: pa.ChunkedArray) -> int:
+    count = 0
+    for chunk in values.chunks:
+        known = chunk.drop_null() if chunk.null_count else chunk
+        count += int(np.count_nonzero(~np.isfinite(known.to_numpy())))
+    return count
+
+
+def _schema(columns: Sequence[Column]) -> pa.Schema:
+    return pa.schema([column.field for column in columns])
+
+
+def _slice(column: pa.Array | ListColumn, start: int, stop: int) -> pa.Array:
+    if isinstance(column, ListColumn):
+        return column.rows(start, stop)
+    return column.slice(start, stop - start)
+
+
+def _repeats(column: Column) -> bool:
+    """Whether few distinct values repeat in a column, so that a dictionary pays."""
+    return column.role in _DICTIONARY_ROLES or column.name == "loss_mask"
+
+
+def _leaf(column: Column) -> str:
+    """Path of a column's values in a Parquet schema."""
+    if column.is_list and not pa.types.is_struct(column.type.value_type):
+        return f"{column.name}.list.element"
+    return column.name
+
+
+def _row_groups(columns: Sequence[Any], rows: int) -> list[int]:
+    """Last row, exclusive, of each row group."""
+    ends = [end for column in columns if (end := _byte_ends(column)) is not None]
+    stops: list[int] = []
+    while (start := stops[-1] if stops else 0) < rows:
+        stop = min(rows, start + ROW_GROUP_ROWS)
+        for end in ends:
+            begun = int(end[start - 1]) if start else 0
+            stop = min(stop, int(np.searchsorted(end, begun + ROW_GROUP_BYTES, side="right")))
+        stops.append(max(stop, start + 1))
+    return stops
+
+
+def _byte_ends(column: pa.Array | ListColumn) -> Array | None:
+    """Raw bytes of a column up to and with each row; None where a row has a fixed width."""
+    if isinstance(column, ListColumn):
+        return np.asarray(column.offsets[1:] * column.values.itemsize)
+    if pa.types.is_string(column.type):
+        lengths = pc.fill_null(pc.binary_length(column), 0).to_numpy().astype(np.int64)
+        return np.cumsum(lengths)
+    return None

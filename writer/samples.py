@@ -1,0 +1,252 @@
+"""Sample records as columns: everything about the samples that is not a tensor."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from trajreplay.schema.columns import Table
+from trajreplay.schema.errors import CaptureError, SchemaError, listed
+from trajreplay.schema.identity import CaptureKey, check_id
+from trajreplay.schema.policy import Redaction
+from trajreplay.schema.records import SampleRecord
+from trajreplay.schema.tables import SPANS
+from trajreplay.writer.encode import Array, ListColumn, encode_column
+
+_IDS = ("sample_id", "group_id", "rollout_partition_id", "consumer_batch_id", "micro_batch_id")
+_REWARDS = ("raw_reward", "reward")
+_COUNTS = {
+    "response_length": 2**31 - 1,
+    "total_length": 2**31 - 1,
+    "group_size": 2**31 - 1,
+    "source_attempt": 2**31 - 1,
+    "source_rollout_id": 2**63 - 1,
+}
+_NEVER_NULL = ("response_length", "total_length")
+_PLAIN_ID_CHARACTERS = 42  # percent-encoding takes three bytes a character, an id has 128
+
+
+@dataclass(frozen=True)
+class SampleColumns:
+    """The records of a capture as columns.
+
+    Args:
+        scalars: Arrow arrays by column name, all-null ones left out.
+        masks: The loss masks.
+        sample_ids: Ids in row order, for messages.
+        response_length, total_length: Lengths in row order.
+        sources: Distinct (attempt, rollout) that the samples came from.
+        source_dtypes: dtype of columns whose values the producer held in another.
+    """
+
+    scalars: dict[str, pa.Array]
+    masks: ListColumn
+    sample_ids: list[str]
+    response_length: Array
+    total_length: Array
+    sources: tuple[tuple[int, int], ...]
+    source_dtypes: dict[str, str]
+
+    @property
+    def rows(self) -> int:
+        """Samples."""
+        return len(self.sample_ids)
+
+    def columns(self, key: CaptureKey, table: Table) -> dict[str, pa.Array | ListColumn]:
+        """All columns of these samples, the keys of their capture among them."""
+        rows = self.rows
+        keys: dict[str, pa.Array | ListColumn] = {
+            name: pa.repeat(pa.scalar(getattr(key, name), table[name].type), rows)
+            for name in table.key
+            if name != "row"
+        }
+        keys["row"] = pa.array(np.arange(rows, dtype=np.int32))
+        return keys | self.scalars | {"loss_mask": self.masks}
+
+
+def encode_samples(
+    records: Sequence[SampleRecord],
+    key: CaptureKey,
+    table: Table,
+    redaction: Redaction,
+    reward_dtype: str = "float32",
+) -> SampleColumns:
+    """Turn records into columns of a table.
+
+    Raises:
+        CaptureError: Records that no row can represent; all problems of a kind at once.
+    """
+    values: dict[str, list[Any]] = {
+        name: [getattr(record, name) for record in records] for name in (*_IDS, *_COUNTS)
+    }
+    values["group_id"] = [record.group for record in records]
+    values["source_attempt"] = _filled(values["source_attempt"], key.attempt)
+    values["source_rollout_id"] = _filled(values["source_rollout_id"], key.rollout_id)
+    ids = values["sample_id"]
+    _refuse([*_id_problems(values), *_count_problems(values)], key)
+    if key.kind == "rollout":
+        _refuse(_foreign(values, key), key)
+    _refuse(_duplicates(values), key)
+    scalars = {name: pa.array(values[name], table[name].type) for name in values if name in table}
+    scalars |= {name: _rewards(name, records, key) for name in _REWARDS}
+    scalars["weight_versions"] = _spans(records, key)
+    scalars["truncated"] = _flags(records, key)
+    for column in table.having("text"):
+        texts = [redaction.apply(column.name, getattr(record, column.name)) for record in records]
+        scalars[column.name] = pa.array(texts, pa.string())
+    masks = encode_column(table["loss_mask"], [record.loss_mask for record in records], len(ids))
+    lengths = np.array(values["response_length"], np.int64)
+    _refuse(_mask_problems(masks, lengths, ids), key)
+    sources = zip(values["source_attempt"], values["source_rollout_id"], strict=True)
+    return SampleColumns(
+        {name: array for name, array in scalars.items() if array.null_count < len(array)},
+        masks,
+        ids,
+        lengths,
+        np.array(values["total_length"], np.int64),
+        tuple(sorted(set(sources))) if key.kind == "step" else (),
+        dict.fromkeys(_REWARDS, reward_dtype),
+    )
+
+
+def _filled(values: list[Any], default: int | None) -> list[Any]:
+    return [default if value is None else value for value in values]
+
+
+def _foreign(values: dict[str, list[Any]], key: CaptureKey) -> list[str]:
+    own = (key.attempt, key.rollout_id)
+    sources = zip(values["source_attempt"], values["source_rollout_id"], strict=True)
+    return [
+        f"row {row}: sample {values['sample_id'][row]!r} comes from attempt {source[0]} rollout "
+        f"{source[1]}, expected the rollout that is captured"
+        for row, source in enumerate(sources)
+        if source != own
+    ]
+
+
+def _refuse(problems: list[str], key: CaptureKey) -> None:
+    if problems:
+        raise CaptureError(
+            f"capture of {key}: {len(problems)} problems of samples:\n  {listed(problems)}",
+            hint="Nothing was committed. Correct the records and capture again.",
+            problems=problems,
+        )
+
+
+def _id_problems(values: dict[str, list[Any]]) -> list[str]:
+    problems = []
+    for name in _IDS:
+        for row, value in enumerate(values[name]):
+            if _is_plain(value) or (value is None and name != "sample_id"):
+                continue
+            try:
+                check_id(name, value)
+            except SchemaError as error:
+                problems.append(f"row {row}: {error.message}")
+    return problems
+
+
+def _is_plain(value: object) -> bool:
+    """Whether an id passes every check at a glance, as nearly all do."""
+    return (
+        isinstance(value, str)
+        and 0 < len(value) <= _PLAIN_ID_CHARACTERS
+        and value.isascii()
+        and value.isprintable()
+        and value not in (".", "..")
+    )
+
+
+def _count_problems(values: dict[str, list[Any]]) -> list[str]:
+    problems = []
+    for name, limit in _COUNTS.items():
+        found = values[name]
+        for row, value in enumerate(found):
+            if type(value) is int and 0 <= value <= limit:
+                continue
+            if isinstance(value, np.integer) and 0 <= value <= limit:
+                found[row] = int(value)
+            elif value is not None or name in _NEVER_NULL:
+                sample = values["sample_id"][row]
+                problems.append(
+                    f"row {row}: {name} of sample {sample!r} is {value!r}, expected an integer "
+                    f"from 0 to {limit}"
+                )
+    return problems
+
+
+def _duplicates(values: dict[str, list[Any]]) -> list[str]:
+    names = ("sample_id", "source_attempt", "source_rollout_id")
+    seen = Counter(zip(*(values[name] for name in names), strict=True))
+    if len(seen) == len(values["sample_id"]):
+        return []
+    return [
+        f"sample_id {sample!r} of rollout {rollout} occurs {times} times, expected once"
+        for (sample, _, rollout), times in seen.items()
+        if times > 1
+    ]
+
+
+def _rewards(name: str, records: Sequence[SampleRecord], key: CaptureKey) -> pa.Array:
+    values = [getattr(record, name) for record in records]
+    try:
+        floats = [None if value is None else float(value) for value in values]
+    except (TypeError, ValueError) as error:
+        raise CaptureError(
+            f"capture of {key}: {name} is no number: {error}", column=name
+        ) from error
+    return pa.array(floats, pa.float64())
+
+
+def _flags(records: Sequence[SampleRecord], key: CaptureKey) -> pa.Array:
+    values: list[Any] = [record.truncated for record in records]
+    odd = [value for value in values if value is not None and not isinstance(value, bool)]
+    if odd:
+        raise CaptureError(f"capture of {key}: truncated is {odd[0]!r}, expected true or false")
+    return pa.array(values, pa.bool_())
+
+
+def _spans(records: Sequence[SampleRecord], key: CaptureKey) -> pa.Array:
+    rows = [record.weight_versions for record in records]
+    flat = [tuple(span) for row in rows if row is not None for span in row]
+    odd = [span for span in flat if len(span) != 3 or any(type(one) is not int for one in span)]
+    if odd:
+        raise CaptureError(
+            f"capture of {key}: weight_versions has {odd[0]!r}, expected (start, stop, version)",
+            column="weight_versions",
+        )
+    fields = list(SPANS.value_type)
+    parts = [pa.array([span[i] for span in flat], fields[i].type) for i in range(len(fields))]
+    offsets = np.zeros(len(rows) + 1, np.int32)
+    np.cumsum([0 if row is None else len(row) for row in rows], out=offsets[1:])
+    spans = pa.StructArray.from_arrays(parts, fields=fields)
+    missing = pa.array([row is None for row in rows], pa.bool_())
+    return pa.ListArray.from_arrays(pa.array(offsets), spans, type=SPANS, mask=missing)
+
+
+def _mask_problems(masks: ListColumn, lengths: Array, ids: list[str]) -> list[str]:
+    found = np.zeros(len(ids), np.int64) if masks.lengths is None else masks.lengths
+    problems = [
+        f"row {row}: loss_mask of sample {ids[row]!r} has {found[row]} values, "
+        f"expected response_length = {lengths[row]}"
+        for row in np.flatnonzero(found != lengths)
+    ]
+    if masks.valid is not None:
+        problems += [
+            f"row {row}: loss_mask of sample {ids[row]!r} is None"
+            for row in np.flatnonzero(~masks.valid)
+        ]
+    wrong = np.flatnonzero(masks.values > 1)
+    for row in np.unique(np.searchsorted(masks.offsets, wrong, side="right") - 1):
+        values = masks.values[masks.offsets[row] : masks.offsets[row + 1]]
+        token = int(np.argmax(values > 1))
+        problems.append(
+            f"row {row}: loss_mask of sample {ids[row]!r} has {values[token]} at token {token}, "
+            "expected 0 or 1"
+        )
+    return problems
