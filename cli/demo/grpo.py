@@ -62,10 +62,6 @@ class LossTerms:
     pg_clipfrac: Tensor
     ppo_kl: Tensor
 
-    def values(self) -> dict[str, float]:
-        """The terms by name, as plain numbers."""
-        return {term.name: float(getattr(self, term.name)) for term in fields(self)}
-
 
 def sample_loss(
     inputs: LossInputs, *, eps_clip: float, eps_clip_high: float, entropy_coef: float

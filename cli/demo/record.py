@@ -11,6 +11,7 @@ from trajreplay import Lake, ParallelCoordinates, ProducerInfo, RecomputeConfig,
 from trajreplay.cli.demo.config import RUN_ID, TrainingConfig
 from trajreplay.cli.demo.grpo import LossInputs, LossTerms, total_loss
 from trajreplay.cli.demo.sampler import Sample
+from trajreplay.writer import CaptureBuilder
 
 ROLLOUT_STAGES = (
     "sample",
@@ -38,6 +39,8 @@ class Recorder:
         self._lake = Lake.open(lake_path)
         self._rank = rank
         self._group_size = config.samples_per_prompt
+        self._rollout_size = config.prompts_per_rollout * config.samples_per_prompt
+        self._temperature = config.temperature
         self._ranks = list(range(config.ranks))
         self._parallel = ParallelCoordinates(data_rank=rank, data_size=config.ranks)
         self._producer = ProducerInfo(
@@ -61,8 +64,16 @@ class Recorder:
             calculate_per_token_loss=False,
         )
 
-    def record_rollout(self, rollout_id: int, samples: Sequence[Sample]) -> None:
-        """Commit what this rank sampled in a rollout, and what was made of it before any step."""
+    def record_rollout(
+        self, rollout_id: int, samples: Sequence[Sample], *, weight_version: int
+    ) -> None:
+        """Commit what this rank sampled in a rollout, and what was made of it before any step.
+
+        Args:
+            rollout_id: The rollout.
+            samples: This rank's samples, evaluated.
+            weight_version: Version of the actor that computed their old log-probs.
+        """
         with self._lake.capture(
             run_id=RUN_ID,
             rollout_id=rollout_id,
@@ -73,21 +84,45 @@ class Recorder:
             parallel=self._parallel,
             stages=ROLLOUT_STAGES,
             redaction={"prompt": "truncate:64"},
+            cohort_size=self._rollout_size,
         ) as capture:
             capture.samples([self._describe(sample, sample.loss_mask) for sample in samples])
             capture.tensor("tokens", [sample.tokens for sample in samples])
             capture.tensor(
-                "rollout_log_probs", [torch.tensor(sample.rollout_log_probs) for sample in samples]
+                "rollout_log_probs",
+                [torch.tensor(sample.rollout_log_probs) for sample in samples],
+                source="sampler",
+                temperature=self._temperature,
             )
-            capture.tensor("old_log_probs", [sample.old_log_probs for sample in samples])
+            capture.tensor(
+                "old_log_probs",
+                [sample.old_log_probs for sample in samples],
+                source="trainer",
+                temperature=self._temperature,
+                weight_version=weight_version,
+            )
             capture.tensor("ref_log_probs", [sample.ref_log_probs for sample in samples])
             capture.tensor("kl", [sample.kl for sample in samples])
             capture.tensor("advantages", [sample.advantages for sample in samples])
 
     def record_step(
-        self, rollout_id: int, step_id: int, micro_batches: Sequence[MicroBatch], batch_size: int
+        self,
+        rollout_id: int,
+        step_id: int,
+        micro_batches: Sequence[MicroBatch],
+        *,
+        batch_size: int,
+        weight_version: int,
     ) -> None:
-        """Commit what this rank's share of an optimizer step consumed, and its loss."""
+        """Commit what this rank's share of an optimizer step consumed, and its loss.
+
+        Args:
+            rollout_id: The rollout during whose training the step was taken.
+            step_id: Its number within the rollout.
+            micro_batches: This rank's share of the step.
+            batch_size: Samples of the whole step, over all ranks.
+            weight_version: Version of the actor before the step.
+        """
         rows = [
             (sample, inputs, _micro_batch_id(index))
             for index, batch in enumerate(micro_batches)
@@ -104,6 +139,7 @@ class Recorder:
             parallel=self._parallel,
             stages=STEP_STAGES,
             redaction={"prompt": "truncate:64"},
+            cohort_size=batch_size,
         ) as capture:
             capture.samples(
                 [
@@ -111,29 +147,22 @@ class Recorder:
                     for sample, inputs, micro_batch_id in rows
                 ]
             )
-            capture.tensor("log_probs", [inputs.log_probs.detach() for _, inputs, _ in rows])
+            capture.tensor(
+                "log_probs",
+                [inputs.log_probs.detach() for _, inputs, _ in rows],
+                source="trainer",
+                temperature=self._temperature,
+                weight_version=weight_version,
+            )
             capture.tensor("old_log_probs", [inputs.old_log_probs for _, inputs, _ in rows])
             capture.tensor("entropy", [inputs.entropy.detach() for _, inputs, _ in rows])
             capture.tensor("advantages", [inputs.advantages for _, inputs, _ in rows])
 
-            # Every loss is its samples' sum over the number of samples of the whole step, so that
-            # the sum over micro-batches and ranks is the step's mean.
-            capture.expected(
-                "loss.policy",
-                **total_loss([batch.losses for batch in micro_batches]).values(),
-                scope="rank",
-                reduction="mean",
-                denominator=batch_size,
+            _expect(
+                capture, total_loss([batch.losses for batch in micro_batches]), batch_size, "rank"
             )
             for index, batch in enumerate(micro_batches):
-                capture.expected(
-                    "loss.policy",
-                    **batch.losses.values(),
-                    scope="micro_batch",
-                    micro_batch_id=_micro_batch_id(index),
-                    reduction="mean",
-                    denominator=batch_size,
-                )
+                _expect(capture, batch.losses, batch_size, "micro_batch", _micro_batch_id(index))
 
     def _describe(
         self, sample: Sample, loss_mask: Sequence[int], micro_batch_id: str | None = None
@@ -156,6 +185,32 @@ class Recorder:
             truncated=sample.truncated,
             prompt=request.prompt.text,
         )
+
+
+def _expect(
+    capture: CaptureBuilder,
+    losses: LossTerms,
+    batch_size: int,
+    scope: str,
+    micro_batch_id: str | None = None,
+) -> None:
+    """Say what the trainer's losses came to, and what these numbers are.
+
+    Each is a sum over samples divided by the number of samples of the whole step, so that adding
+    it up over micro-batches and ranks gives the mean of the step.
+    """
+    capture.expected(
+        "loss.policy",
+        loss=losses.loss.item(),
+        pg_loss=losses.pg_loss.item(),
+        entropy_loss=losses.entropy_loss.item(),
+        pg_clipfrac=losses.pg_clipfrac.item(),
+        ppo_kl=losses.ppo_kl.item(),
+        scope=scope,
+        reduction="mean",
+        denominator=batch_size,
+        micro_batch_id=micro_batch_id,
+    )
 
 
 def _micro_batch_id(index: int) -> str:

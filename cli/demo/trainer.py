@@ -81,7 +81,7 @@ class Trainer:
         """Take the optimizer steps for which the samples of a rollout suffice."""
         arrivals = self._receive(samples, rollout_id)
         self._evaluate(samples, rollout_id)
-        self._recorder.record_rollout(rollout_id, samples)
+        self._recorder.record_rollout(rollout_id, samples, weight_version=self._version)
 
         actor_before = copy.deepcopy(self._actor)
         steps, staleness = 0, 0
@@ -162,7 +162,13 @@ class Trainer:
             losses = total_loss([self._sample_loss(sample) for sample in inputs], denominator)
             torch.autograd.backward(losses.loss)
             micro_batches.append(MicroBatch(members, inputs, losses))
-        self._recorder.record_step(rollout_id, step_id, micro_batches, batch_size)
+        self._recorder.record_step(
+            rollout_id,
+            step_id,
+            micro_batches,
+            batch_size=batch_size,
+            weight_version=self._version,
+        )
 
         # Each rank's loss is already divided by the samples of all ranks: gradients just add up.
         _add_gradients_over_ranks(self._actor)

@@ -1,5 +1,6 @@
 """The demo trainer's own arithmetic on one example worked out by hand."""
 
+from dataclasses import fields
 from math import exp, log, sqrt
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from trajreplay.cli.demo.grpo import (
     LossInputs,
+    LossTerms,
     k3_divergence,
     masked_mean,
     normalize_rewards,
@@ -26,6 +28,10 @@ def one_sample() -> LossInputs:
     )
 
 
+def terms(losses: LossTerms) -> dict[str, float]:
+    return {term.name: getattr(losses, term.name).item() for term in fields(losses)}
+
+
 OPTIONS = {"eps_clip": 0.2, "eps_clip_high": 0.28, "entropy_coef": 0.1}
 
 
@@ -41,11 +47,11 @@ def test_the_k3_estimate_is_never_negative_and_zero_for_equal_policies() -> None
 
 
 def test_the_loss_of_one_sample() -> None:
-    losses = sample_loss(one_sample(), **OPTIONS)
+    losses = terms(sample_loss(one_sample(), **OPTIONS))
     # Positive advantage: a ratio of 1.5 is held at 1.28, one of 0.5 is not held at 0.8.
     pg_loss = (-2.0 * 1.28 + -2.0 * 0.5) / 2
     entropy_loss = (0.5 + 0.7) / 2
-    assert losses.values() == pytest.approx(
+    assert losses == pytest.approx(
         {
             "loss": pg_loss - 0.1 * entropy_loss,
             "pg_loss": pg_loss,
@@ -60,7 +66,7 @@ def test_the_loss_of_one_sample() -> None:
 def test_a_negative_advantage_is_held_at_the_lower_bound() -> None:
     inputs = one_sample()
     inputs.advantages = -inputs.advantages
-    assert sample_loss(inputs, **OPTIONS).values()["pg_loss"] == pytest.approx(
+    assert sample_loss(inputs, **OPTIONS).pg_loss.item() == pytest.approx(
         (2.0 * 1.5 + 2.0 * 0.8) / 2
     )
 
@@ -80,6 +86,6 @@ def test_a_sample_without_a_token_that_counts_adds_nothing() -> None:
 
 def test_losses_add_up_over_the_denominator_of_the_step() -> None:
     losses = sample_loss(one_sample(), **OPTIONS)
-    halves = total_loss([losses, losses], denominator=4).values()
-    assert halves == pytest.approx({name: x / 2 for name, x in losses.values().items()})
-    assert set(total_loss([]).values().values()) == {0.0}
+    halves = terms(total_loss([losses, losses], denominator=4))
+    assert halves == pytest.approx({name: x / 2 for name, x in terms(losses).items()})
+    assert set(terms(total_loss([])).values()) == {0.0}
