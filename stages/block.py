@@ -1,0 +1,248 @@
+"""A block: cohorts of one plan, packed together, on which each stage runs once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from trajreplay.schema.entry import Entry
+from trajreplay.schema.policy import Tolerance, tolerance_of
+from trajreplay.schema.settings import Settings
+from trajreplay.stages.compare import Look
+from trajreplay.stages.packed import Packed
+from trajreplay.stages.report import CohortReport, Divergence, Finding, StageResult
+
+
+@dataclass
+class LoadedCohort:
+    """One capture set under replay, its samples in memory.
+
+    Args:
+        report: What is found about it.
+        settings: The arithmetic in force.
+        owners: Entries of the captures that own its samples, by rank.
+        table: The samples to replay: rows of the owners, in order of rank and row.
+        rows: Samples that each owner holds in all, before a selection.
+        stages: Stages to recompute, in order.
+        whole: Whether `table` is the whole cohort.
+        dtypes: dtype in which the producer held each recorded column.
+        micro_batches: Samples that each (rank, micro-batch) holds in all.
+        chained: Columns as their source rollouts recompute them, where they differ.
+    """
+
+    report: CohortReport
+    settings: Settings
+    owners: list[Entry]
+    table: pa.Table
+    rows: dict[int, int]
+    stages: list[str]
+    whole: bool
+    dtypes: dict[str, str]
+    micro_batches: dict[tuple[int, str | None], int] = field(default_factory=dict)
+    chained: dict[str, Tensor] = field(default_factory=dict)
+
+    @cached_property
+    def micro_batch_names(self) -> np.ndarray[Any, Any]:
+        """(S,) The micro-batch of each row of `table`."""
+        return np.asarray(self.table["micro_batch_id"].to_pylist(), object)
+
+    @property
+    def plan(self) -> tuple[object, ...]:
+        """Cohorts of equal plans can be packed together."""
+        settings = repr(self.settings)
+        columns = tuple(self.table.column_names)
+        tolerances = tuple(self.tolerance(stage) for stage in self.stages)
+        return settings, tuple(self.stages), columns, tuple(sorted(self.dtypes.items())), tolerances
+
+    def tolerance(self, stage: str, dtype: str = "float32") -> Tolerance:
+        """The policy's tolerance, tightened by the captures' own where they have one."""
+        policy = tolerance_of(dtype)
+        for entry in self.owners:
+            if stage in entry.tolerances:
+                policy = policy.tightened(entry.tolerances[stage])
+        return policy
+
+
+class Block:
+    """Cohorts that are packed and judged together.
+
+    Args:
+        cohorts: Cohorts of one plan.
+
+    Attributes:
+        chained: Columns in which values that disagree with their recomputation are replaced by
+            it. What agrees keeps its recorded value, so that rounding does not add up along the
+            chain and the chained look of an undisturbed block is its isolated one.
+    """
+
+    def __init__(self, cohorts: list[LoadedCohort]) -> None:
+        self.cohorts = cohorts
+        self.settings = cohorts[0].settings
+        self.stages = cohorts[0].stages
+        self.dtypes = cohorts[0].dtypes
+        self.packed = Packed([cohort.table for cohort in cohorts])
+        self.chained: dict[str, Tensor] = {}
+        self._read: set[str] = set()
+        for name in sorted({name for cohort in cohorts for name in cohort.chained}):
+            parts = [
+                cohort.chained.get(name, self.column(name)[start:stop])
+                for cohort, (start, stop) in zip(cohorts, self.spans(name), strict=True)
+            ]
+            self.chained[name] = torch.cat(parts)
+
+    def spans(self, name: str) -> list[tuple[int, int]]:
+        """Where each cohort begins and ends in a column."""
+        bounds = self.bounds_of(name)
+        return list(pairwise(bounds))
+
+    def per_token(self, name: str) -> bool:
+        """Whether a column has a value per response token."""
+        return bool(pa.types.is_list(self.packed.table.schema.field(name).type))
+
+    def bounds_of(self, name: str) -> list[int]:
+        """Where each cohort begins in a column."""
+        return self.packed.token_bounds if self.per_token(name) else self.packed.sample_bounds
+
+    def column(self, name: str) -> Tensor:
+        """A recorded column: (N,) or (S,) float64, the mask as bool."""
+        if name == "loss_mask":
+            return self.packed.mask
+        return self.packed.tokens(name) if self.per_token(name) else self.packed.scalars(name)
+
+    @cached_property
+    def active(self) -> Tensor | None:
+        """(N,) bool. Trainable tokens; None if all are."""
+        return None if self.packed.all_trainable else self.packed.mask
+
+    def tolerance(self, stage: str, column: str) -> Tolerance:
+        """The tolerance of a recorded column; equal for all cohorts of a block."""
+        return self.cohorts[0].tolerance(stage, self.dtypes.get(column, "float32"))
+
+    def token_divergence(self, name: str, token: int, recorded: float, new: float) -> Divergence:
+        """A divergence at a packed token."""
+        sample, position = self.packed.sample_of(token)
+        return self.sample_divergence(name, sample, recorded, new, position)
+
+    def sample_divergence(
+        self, name: str, sample: int, recorded: float, new: float, token: int | None = None
+    ) -> Divergence:
+        """A divergence at a packed sample."""
+        return Divergence(
+            name,
+            recorded,
+            new,
+            sample_id=self.packed.text("sample_id", sample),
+            group_id=self.packed.text("group_id", sample),
+            rank=int(self.packed.ranks[sample]),
+            token=token,
+        )
+
+    def _check_finite(self, stage: str, columns: tuple[str, ...]) -> list[Look]:
+        """Locate NaN and infinities in the columns that no earlier stage answered for.
+
+        On trainable tokens each is a mismatch of the stage that first holds it; under the mask it
+        is a warning.
+        """
+        looks = [Look() for _ in self.cohorts]
+        for name in columns:
+            if name in self._read or name not in self.packed.table.column_names:
+                continue
+            self._read.add(name)
+            values = self.column(name)
+            if bool(torch.isfinite(values.sum())):
+                continue
+            for index, (start, stop) in enumerate(self.spans(name)):
+                self._find_non_finite(stage, name, index, start, values[start:stop], looks)
+        return looks
+
+    def _find_non_finite(
+        self, stage: str, name: str, index: int, start: int, values: Tensor, looks: list[Look]
+    ) -> None:
+        found = (~torch.isfinite(values)).nonzero().squeeze(1) + start
+        masked = torch.zeros(0, dtype=torch.int64)
+        if self.per_token(name):
+            trained = self.packed.mask[found]
+            found, masked = found[trained], found[~trained]
+        place = self.token_divergence if self.per_token(name) else self.sample_divergence
+        column = self.column(name)
+        examples = [place(name, one, float(column[one]), torch.nan) for one in found[:10].tolist()]
+        looks[index] = looks[index].merged(
+            Look(0, len(found), 0, torch.nan if len(found) else 0.0, examples)
+        )
+        if len(masked):
+            first = self.token_divergence(name, int(masked[0]), 0.0, 0.0)
+            self.cohorts[index].report.findings.append(
+                Finding(
+                    "non-finite.masked",
+                    "warning",
+                    f"{name} holds {len(masked)} NaN or infinite values under the mask, first "
+                    f"{float(column[masked[0]])} at {first.sample_id} token {first.token}",
+                    stage=stage,
+                    sample_id=first.sample_id,
+                    token=first.token,
+                )
+            )
+
+    def record(
+        self,
+        stage: str,
+        isolated: list[Look],
+        chained: list[Look] | None = None,
+        *,
+        inputs: tuple[str, ...] = (),
+        outputs: tuple[str, ...] = (),
+        has_chain: bool = False,
+        noun: str = "values",
+    ) -> None:
+        """Turn looks into the results of a stage, one a cohort.
+
+        Args:
+            stage: Name of the stage.
+            isolated: Looks from recorded inputs.
+            chained: Looks from recomputed inputs; None where those agree with the recorded ones.
+            inputs: Columns it reads, in which a NaN or infinity is a mismatch of its own.
+            outputs: Columns it writes, in which the comparison has counted them already.
+            has_chain: Whether the stage reads an input that some stage recomputes.
+            noun: What is counted.
+        """
+        read, written = self._check_finite(stage, inputs), self._check_finite(stage, outputs)
+        for index, cohort in enumerate(self.cohorts):
+            look = isolated[index].merged(read[index])
+            result = StageResult(stage, look.verdict)
+            result.isolated = look.verdict
+            result.max_abs_error = look.max_abs_error if look.compared else None
+            result.mismatches, result.compared = look.mismatches, look.compared
+            result.non_finite = read[index].mismatches + written[index].mismatches
+            result.divergences = look.divergences
+            if look.mismatches:
+                result.message = f"{look.mismatches} of {look.compared} {noun}"
+            if has_chain:
+                other = look if chained is None else chained[index].merged(read[index])
+                result.chained = other.verdict
+                result.chained_error = other.max_abs_error if other.compared else None
+                _judge_chain(result, cohort)
+            cohort.report.stages.append(result)
+
+
+# What the stage before recorded, by the stage that reads it.
+_INTERMEDIATE = {"advantage.estimate": "reward.post_process", "loss.policy": "advantage.estimate"}
+
+
+def _judge_chain(result: StageResult, cohort: LoadedCohort) -> None:
+    if result.isolated != "diverged" and result.chained == "diverged":
+        result.inherited = True
+    elif result.isolated == "diverged" and result.chained != "diverged":
+        result.suspect = "recorded-intermediate"
+        recorder = _INTERMEDIATE.get(result.stage, "")
+        result.message += f"; agrees when chained: what {recorder or 'a stage before'} recorded"
+        result.message += " is not what was consumed"
+        for one in cohort.report.stages:
+            if one.stage == recorder and one.verdict == "diverged":
+                one.suspect = "recorded-intermediate"

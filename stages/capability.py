@@ -1,0 +1,113 @@
+"""The V1 matrix: which stages can be recomputed under which settings, layout and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from trajreplay.schema.contracts import Capability
+from trajreplay.schema.identity import ParallelCoordinates
+from trajreplay.schema.settings import LOSS_TERMS, Settings
+
+KL_ESTIMATORS = ("k1", "k2", "k3", "low_var_kl")
+LOG_PROB_SOURCES = {"old": "old_log_probs", "rollout": "rollout_log_probs"}
+
+
+@dataclass(frozen=True)
+class Ability:
+    """Whether a stage can be recomputed, and what it needs for that.
+
+    Args:
+        capability: recompute or unsupported.
+        reason: Why it is unsupported, naming the setting.
+        reads: Columns that must be there.
+        writes: Recorded columns and scalars that must be there to be compared.
+    """
+
+    capability: Capability
+    reason: str = ""
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+
+
+def ability(
+    stage: str, settings: Settings, parallel: ParallelCoordinates, columns: Collection[str] = ()
+) -> Ability:
+    """Look a stage up in the V1 matrix.
+
+    Args:
+        stage: Name of the stage.
+        settings: The arithmetic in force.
+        parallel: Where a capturing rank stands.
+        columns: Columns that the capture holds.
+
+    >>> ability("advantage.kl", Settings(), ParallelCoordinates(context_size=2)).reason
+    'context-parallel size is 2; V1 recomputes size 1'
+    """
+    reason = _layout_reason(parallel) or _estimator_reason(settings) or _reason(stage, settings)
+    if reason:
+        return Ability("unsupported", reason)
+    return Ability("recompute", "", *_needs(stage, settings, columns))
+
+
+def _layout_reason(parallel: ParallelCoordinates) -> str:
+    if parallel.context_size != 1:
+        return f"context-parallel size is {parallel.context_size}; V1 recomputes size 1"
+    return ""
+
+
+def _estimator_reason(settings: Settings) -> str:
+    found = settings.advantage.estimator
+    return "" if found == "grpo" else f"advantage.estimator is {found!r}; V1 recomputes 'grpo'"
+
+
+def _reason(stage: str, settings: Settings) -> str:
+    checks: dict[str, list[tuple[str, object, tuple[object, ...]]]] = {
+        "reward.post_process": [
+            ("reward.grouping", settings.reward.grouping, ("group", "none")),
+            ("reward.baseline", settings.reward.baseline, ("mean", "none")),
+            ("reward.ddof", settings.reward.ddof, (0, 1)),
+        ],
+        "advantage.kl": [
+            ("kl.estimator", settings.kl.estimator, KL_ESTIMATORS),
+            ("kl.policy_source", settings.kl.policy_source, tuple(LOG_PROB_SOURCES)),
+        ],
+        "loss.policy": [
+            ("loss.aggregation", settings.loss.aggregation, ("seq-mean-token-mean",)),
+            ("loss.batch_reduction", settings.loss.batch_reduction, ("sum", "mean")),
+            ("loss.old_source", settings.loss.old_source, tuple(LOG_PROB_SOURCES)),
+            *((f"loss.{name}", getattr(settings.loss, name), (False, None)) for name in LOSS_TERMS),
+        ],
+    }
+    if stage == "loss.value":
+        return "loss.value is not part of V1"
+    for name, found, allowed in checks.get(stage, ()):
+        if found not in allowed:
+            expected = " or ".join(repr(one) for one in allowed if one is not None)
+            return f"{name} is {found!r}; V1 recomputes {expected}"
+    return ""
+
+
+def _needs(
+    stage: str, settings: Settings, columns: Collection[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The columns that a supported stage reads, and the outputs that it is held against."""
+    if stage == "reward.raw":
+        return ("raw_reward",), ()
+    if stage == "reward.post_process":
+        grouped = ("group_id",) if settings.reward.grouping == "group" else ()
+        return ("raw_reward", *grouped), ("reward",)
+    if stage == "advantage.kl":
+        if settings.kl.coef == 0:
+            return (), ("kl",)
+        return (LOG_PROB_SOURCES[settings.kl.policy_source], "ref_log_probs"), ("kl",)
+    if stage == "advantage.estimate":
+        return ("reward",), ("advantages",)
+    if stage == "loss.policy":
+        old = LOG_PROB_SOURCES[settings.loss.old_source]
+        # Without a bonus the loss does not read the entropy, so a capture may leave it out.
+        bare = settings.loss.entropy_coef == 0 and "entropy" not in columns
+        entropy, metric = ((), ()) if bare else (("entropy",), ("entropy_loss",))
+        scalars = ("loss", "pg_loss", *metric, "pg_clipfrac", "ppo_kl")
+        return ("log_probs", old, "advantages", *entropy), scalars
+    return (), ()

@@ -1,0 +1,125 @@
+"""Recorded outputs: which samples a scalar covers, and what its declared meaning makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trajreplay.schema.entry import Entry, Output
+from trajreplay.schema.policy import Tolerance
+from trajreplay.stages.block import Block, LoadedCohort
+from trajreplay.stages.compare import Look, compare_elements
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One recorded output of a stage of a cohort, and the packed samples that it covers.
+
+    Args:
+        output: The output.
+        entry: The capture that holds it.
+        samples: (K,) int64. Packed sample numbers.
+        complete: Whether those are all the samples that it was computed from.
+    """
+
+    output: Output
+    entry: Entry
+    samples: Tensor
+    complete: bool
+
+
+def recorded_outputs(block: Block, index: int, stage: str) -> Iterator[Recorded]:
+    """The outputs of a stage that the captures of one cohort hold, with the samples of each."""
+    cohort, first = block.cohorts[index], block.packed.sample_bounds[index]
+    count = cohort.table.num_rows
+    ranks = block.packed.ranks[first : first + count]
+    for entry in cohort.owners:
+        mine = (ranks == entry.key.rank).nonzero()[0]
+        for output in entry.outputs:
+            if output.stage != stage:
+                continue
+            covered, complete = mine, len(mine) == cohort.rows[entry.key.rank]
+            if output.scope == "global":
+                covered, complete = np.arange(count), cohort.whole
+            elif output.scope == "rank":
+                complete = cohort.whole
+            elif output.scope == "micro_batch":
+                covered, complete = _micro_batch(cohort, entry, output, mine)
+            elif output.scope == "sample":
+                complete = True
+            yield Recorded(output, entry, torch.from_numpy(covered + first), complete)
+
+
+def _micro_batch(
+    cohort: LoadedCohort, entry: Entry, output: Output, mine: np.ndarray[Any, Any]
+) -> tuple[np.ndarray[Any, Any], bool]:
+    names = cohort.micro_batch_names
+    covered = mine[names[mine] == output.micro_batch_id]
+    held = cohort.micro_batches.get((entry.key.rank, output.micro_batch_id), 0)
+    return covered, len(covered) == held
+
+
+def expected_value(output: Output, total: float, count: int) -> float:
+    """What an output should be, given the exact sum over the samples of its scope.
+
+    Args:
+        output: With a stated scope and reduction.
+        total: Sum over the samples of their masked means.
+        count: Number of samples in scope.
+    """
+    return output.scale * total / divisor(output, count)
+
+
+def divisor(output: Output, count: int) -> float:
+    """What the sum over samples was divided by."""
+    if output.reduction == "sum":
+        return 1.0
+    if output.denominator is not None:
+        return output.denominator or float("nan")
+    return float(count) if count else float("nan")
+
+
+def echoed_looks(
+    block: Block,
+    stage: str,
+    column: str,
+    fields: tuple[str, ...],
+    tolerance: Tolerance,
+    recomputed: Tensor | None = None,
+    slack: Callable[[Tensor], Tensor] | None = None,
+) -> list[Look]:
+    """Hold values recorded per sample beside a column against what that column should be."""
+    target = block.packed.scalars(column) if recomputed is None else recomputed
+    looks = [Look() for _ in block.cohorts]
+    for index in range(len(block.cohorts)):
+        for one in recorded_outputs(block, index, stage):
+            if one.output.field not in fields or one.output.values is None:
+                continue
+            values = sample_values(block, one)
+            compared = compare_elements(
+                values,
+                target[one.samples],
+                [0, len(values)],
+                tolerance,
+                slack=lambda outside, one=one: (  # type: ignore[misc]
+                    torch.zeros(len(outside)).double()
+                    if slack is None
+                    else slack(one.samples[outside])
+                ),
+                describe=lambda at, old, new, one=one: block.sample_divergence(  # type: ignore[misc]
+                    one.output.field, int(one.samples[at]), old, new
+                ),
+            )
+            looks[index] = looks[index].merged(compared.looks[0])
+    return looks
+
+
+def sample_values(block: Block, one: Recorded) -> Tensor:
+    """(K,) float64. The recorded values of a sample-scope output, at the samples it covers."""
+    rows = block.packed.rows[one.samples.numpy()]
+    return torch.tensor(one.output.values, dtype=torch.float64)[torch.from_numpy(rows)]

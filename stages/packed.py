@@ -1,0 +1,136 @@
+"""Samples of several cohorts packed into tensors: one value a sample, or one a response token."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
+
+
+class Packed:
+    """Rows of one or several cohorts, in order, as tensors made on demand and kept.
+
+    Args:
+        tables: The rows of each cohort, all with the same columns; list columns as long as
+            `response_length` says.
+
+    Attributes:
+        sample_bounds: Where the samples of each cohort begin, and their number at the end.
+        token_bounds: The same for response tokens.
+        lengths: (S,) int64. Response tokens of each sample.
+        offsets: (S+1,) int64. Where the tokens of each sample begin.
+    """
+
+    def __init__(self, tables: list[pa.Table]) -> None:
+        self.table = pa.concat_tables(tables)
+        counts = [table.num_rows for table in tables]
+        self.sample_bounds = [0, *np.cumsum(counts, dtype=np.int64).tolist()]
+        self.lengths = _tensor(self.table["response_length"]).long()
+        self.offsets = torch.zeros(len(self.lengths) + 1, dtype=torch.int64)
+        torch.cumsum(self.lengths, 0, out=self.offsets[1:])
+        self.token_bounds = [int(self.offsets[bound]) for bound in self.sample_bounds]
+        self._tokens: dict[str, Tensor] = {}
+
+    def tokens(self, name: str) -> Tensor:
+        """(N,) float64. A list column, packed."""
+        if name not in self._tokens:
+            self._tokens[name] = packed_values(self.table[name]).double()
+        return self._tokens[name]
+
+    def scalars(self, name: str) -> Tensor:
+        """(S,) float64. A column of one number a sample."""
+        return _tensor(self.table[name]).double()
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """(N,) bool. Trainable tokens."""
+        return packed_values(self.table["loss_mask"]) != 0
+
+    @cached_property
+    def all_trainable(self) -> bool:
+        """Whether no token is masked."""
+        return bool(self.mask.all())
+
+    @cached_property
+    def groups(self) -> Tensor:
+        """(S,) int64. The group of each sample, numbered over all cohorts."""
+        numbers = np.empty(self.table.num_rows, np.int64)
+        first = 0
+        for start, stop in zip(self.sample_bounds, self.sample_bounds[1:], strict=False):
+            names = pa.chunked_array(self.table["group_id"].slice(start, stop - start))
+            encoded = pc.dictionary_encode(names.combine_chunks(), null_encoding="encode")
+            if isinstance(encoded, pa.ChunkedArray):
+                encoded = encoded.combine_chunks()
+            numbers[start:stop] = encoded.indices.to_numpy() + first
+            first += len(encoded.dictionary)
+        return torch.from_numpy(numbers)
+
+    @cached_property
+    def ranks(self) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """(S,) int32. The rank that captured each sample."""
+        return np.asarray(self.table["rank"].to_numpy(), np.int32)
+
+    @cached_property
+    def rows(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """(S,) int64. The row of each sample in the capture of its rank."""
+        return np.asarray(self.table["row"].to_numpy(), np.int64)
+
+    def text(self, name: str, sample: int) -> str | None:
+        """A text column of one sample."""
+        value = self.table[name][sample].as_py() if name in self.table.column_names else None
+        return None if value is None else str(value)
+
+    def sample_of(self, token: int) -> tuple[int, int]:
+        """The sample of a packed token, and the token's position in its response."""
+        sample = int(torch.searchsorted(self.offsets, token, right=True)) - 1
+        return sample, token - int(self.offsets[sample])
+
+
+def packed_values(column: pa.ChunkedArray) -> Tensor:
+    """(N,) The values of a list column, without a copy where it has one chunk."""
+    parts = [_shared(chunk.flatten()) for chunk in column.chunks if len(chunk)]
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        kind = column.type.value_type
+        return _shared(pa.array([], kind))
+    return torch.cat(parts)
+
+
+def list_lengths(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """(S,) int64. The length of each list; -1 for a null one."""
+    lengths = pc.list_value_length(column)
+    return np.asarray(pc.fill_null(lengths, -1).to_numpy(), np.int64)
+
+
+def _tensor(column: pa.ChunkedArray) -> Tensor:
+    return torch.from_numpy(np.array(column.to_numpy()))
+
+
+def _shared(values: pa.Array) -> Tensor:
+    """A tensor over the memory of an Arrow array; Arrow's memory is read-only and never written."""
+    array = values.to_numpy(zero_copy_only=False)
+    array = array if array.flags.writeable else _writable_view(array)
+    return torch.from_numpy(array)
+
+
+def _writable_view(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The same memory marked writable, so that torch does not warn; nobody writes to it."""
+    interface = dict(array.__array_interface__)
+    interface["data"] = (interface["data"][0], False)
+    holder = _Memory()
+    holder.__array_interface__ = interface
+    holder.owner = array
+    return np.asarray(holder)
+
+
+class _Memory:
+    """What numpy needs to see memory of another owner, and what keeps that owner alive."""
+
+    __array_interface__: dict[str, Any]
+    owner: object

@@ -1,0 +1,228 @@
+"""The replay: selected cohorts and their closure, loaded in batches, judged stage by stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from trajreplay.query.capture_sets import CaptureSet, CaptureSets
+from trajreplay.query.catalog import Cohort
+from trajreplay.schema.contracts import STAGE_NAMES
+from trajreplay.schema.errors import TrajReplayError
+from trajreplay.schema.store import LocalStore
+from trajreplay.stages.advantages import replay_advantage_estimate, replay_advantage_kl
+from trajreplay.stages.block import Block, LoadedCohort
+from trajreplay.stages.loading import load_cohort
+from trajreplay.stages.losses import replay_loss_policy
+from trajreplay.stages.report import COMPARED, CohortReport, Finding, Report, StageResult
+from trajreplay.stages.rewards import replay_reward_post_process, replay_reward_raw
+from trajreplay.stages.samples import judge_samples
+from trajreplay.stages.sources import Sources
+
+_STAGES: dict[str, Callable[[Block], None]] = {
+    "reward.raw": replay_reward_raw,
+    "reward.post_process": replay_reward_post_process,
+    "advantage.kl": replay_advantage_kl,
+    "advantage.estimate": replay_advantage_estimate,
+    "loss.policy": replay_loss_policy,
+}
+# Tokens that are packed at once: what float64 work on them needs stays in the cache.
+BLOCK_TOKENS = 1 << 17
+BATCH_TOKENS = 1 << 22
+DEFAULT_MEMORY_BYTES = 2 << 30
+
+
+@dataclass(frozen=True)
+class Task:
+    """One capture set to replay, and which of its rows.
+
+    Args:
+        captures: The capture set.
+        rows: By rank, which rows; None for all.
+        whole: Whether those are the whole cohort.
+        needs: The latest rollout that must have been judged before.
+    """
+
+    captures: CaptureSet
+    rows: dict[int, np.ndarray[Any, Any]] | None = None
+    whole: bool = True
+
+    @property
+    def tokens(self) -> int:
+        """Response tokens of its captures."""
+        return sum(entry.tokens for entry in self.captures.entries)
+
+    @property
+    def turn(self) -> tuple[str, int, int, int]:
+        """When it is judged: after every rollout that it consumed from."""
+        sources = [one[1] for entry in self.captures.entries for one in entry.sources]
+        latest = max([self.captures.rollout_id, *sources])
+        step = -1 if self.captures.step_id is None else self.captures.step_id
+        return self.captures.run_id, latest, step, self.captures.attempt
+
+
+def replay_tasks(
+    store: LocalStore,
+    sets: CaptureSets,
+    tasks: Iterable[Task],
+    *,
+    stages: tuple[str, ...] = (),
+    allow_partial: bool = False,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[CohortReport]:
+    """Load and judge capture sets, rollouts before the steps that consumed them.
+
+    Args:
+        store: The lake.
+        sets: All visible capture sets, where source rollouts are looked up.
+        tasks: What to replay.
+        stages: Stages asked for; all declared ones if empty.
+        allow_partial: Whether incomplete capture sets are replayed as far as they go.
+        memory_bytes: What samples in memory may take.
+        progress: Called with the capture sets done and all of them.
+
+    Returns:
+        One report per task, in report order.
+    """
+    ordered = sorted(tasks, key=lambda task: task.turn)
+    sources = Sources(sets, memory_bytes // 4)
+    budget = min(BATCH_TOKENS, memory_bytes // 512)
+    reports: list[CohortReport] = []
+    for batch in _batches(ordered, budget):
+        for kind in ("rollout", "step"):
+            loaded: list[LoadedCohort] = []
+            for task in (one for one in batch if one.captures.kind == kind):
+                found = load_cohort(
+                    store,
+                    task.captures,
+                    sources,
+                    stages=stages,
+                    rows=task.rows,
+                    whole=task.whole,
+                    allow_partial=allow_partial,
+                )
+                if isinstance(found, LoadedCohort):
+                    loaded.append(found)
+                    reports.append(found.report)
+                else:
+                    reports.append(found)
+            _judge(loaded, sources)
+        if progress is not None:
+            progress(len(reports), len(ordered))
+    for report in reports:
+        _finish(report)
+    return sorted(reports, key=lambda report: report.place)
+
+
+def _batches(tasks: list[Task], budget: int) -> Iterator[list[Task]]:
+    batch: list[Task] = []
+    tokens = 0
+    for task in tasks:
+        if batch and tokens + task.tokens > budget:
+            yield batch
+            batch, tokens = [], 0
+        batch.append(task)
+        tokens += task.tokens
+    if batch:
+        yield batch
+
+
+def _judge(cohorts: list[LoadedCohort], sources: Sources) -> None:
+    ready = []
+    for cohort in cohorts:
+        if "sample" in cohort.stages:
+            judge_samples(cohort, sources)
+        if cohort.table.num_rows:
+            ready.append(cohort)
+        else:
+            cohort.report.stages += [
+                StageResult(stage, "skipped", message="the cohort has no samples")
+                for stage in cohort.stages
+                if stage != "sample"
+            ]
+    for block in _blocks(ready):
+        try:
+            for stage in block.stages:
+                if stage in _STAGES:
+                    _STAGES[stage](block)
+        except TrajReplayError as error:
+            for cohort in block.cohorts:
+                cohort.report.refusal = error.message
+                cohort.report.findings.append(Finding("refused", "error", error.message))
+            continue
+        _remember(block, sources)
+
+
+def _blocks(cohorts: list[LoadedCohort]) -> Iterator[Block]:
+    """Cohorts of one plan together, as many as fit a block."""
+    by_plan: dict[tuple[object, ...], list[LoadedCohort]] = {}
+    for cohort in cohorts:
+        by_plan.setdefault(cohort.plan, []).append(cohort)
+    for same in by_plan.values():
+        block: list[LoadedCohort] = []
+        tokens = 0
+        for cohort in same:
+            count = int(np.sum(cohort.table["response_length"].to_numpy()))
+            if block and tokens + count > BLOCK_TOKENS:
+                yield Block(block)
+                block, tokens = [], 0
+            block.append(cohort)
+            tokens += count
+        if block:
+            yield Block(block)
+
+
+def _remember(block: Block, sources: Sources) -> None:
+    """Keep what a rollout's stages recomputed differently, for the steps that consumed it."""
+    for name, values in block.chained.items():
+        recorded = block.column(name)
+        bounds = block.bounds_of(name)
+        differs = recorded != values
+        for index, cohort in enumerate(block.cohorts):
+            start, stop = bounds[index], bounds[index + 1]
+            if cohort.report.step_id is not None or not bool(differs[start:stop].any()):
+                continue
+            where = differs[start:stop].nonzero().squeeze(1) + start
+            rows: dict[str, torch.Tensor] = {}
+            if block.per_token(name):
+                offsets = block.packed.offsets
+                owners = torch.searchsorted(offsets, where, right=True) - 1
+                for sample in sorted(set(owners.tolist())):
+                    span = slice(int(offsets[sample]), int(offsets[sample + 1]))
+                    rows[str(block.packed.text("sample_id", sample))] = values[span].clone()
+            else:
+                for sample in where.tolist():
+                    rows[str(block.packed.text("sample_id", sample))] = values[sample]
+            report = cohort.report
+            place = Cohort(report.run_id, report.attempt, report.rollout_id, None)
+            sources.remember(place, name, rows)
+
+
+def _finish(report: CohortReport) -> None:
+    """Put stages in order, and let findings of severity error make their stage diverge."""
+    for finding in report.findings:
+        if finding.severity != "error" or finding.stage is None:
+            continue
+        result = next((one for one in report.stages if one.stage == finding.stage), None)
+        if result is None or result.verdict == "not-declared":
+            result = StageResult(finding.stage, "diverged", message=finding.message)
+            report.stages = [one for one in report.stages if one.stage != finding.stage]
+            report.stages.append(result)
+        elif result.verdict != "diverged":
+            result.verdict = "diverged"
+            result.message = result.message or finding.message
+    report.stages.sort(key=lambda one: STAGE_NAMES.index(one.stage))
+
+
+def require_all_stages(report: Report) -> None:
+    """Make every stage that was not compared unverified."""
+    for cohort in report.cohorts:
+        for result in cohort.stages:
+            if result.verdict not in (*COMPARED, "refused"):
+                result.message = f"{result.verdict}: {result.message}".removesuffix(": ")
+                result.verdict = "unverified"

@@ -1,0 +1,135 @@
+"""The stages reward.raw and reward.post_process of a block."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trajreplay.schema.policy import Tolerance
+from trajreplay.stages.block import Block
+from trajreplay.stages.compare import EXAMPLES, Look, compare_elements
+from trajreplay.stages.kernels import (
+    constant_groups,
+    group_rewards,
+    group_rewards_error,
+    half_ulp,
+    scatter_sum,
+)
+from trajreplay.stages.outputs import echoed_looks
+from trajreplay.stages.report import Divergence, Finding
+
+_EXACT = Tolerance(0.0, 0.0)
+
+
+def replay_reward_raw(block: Block) -> None:
+    """Hold raw rewards against what was recorded beside them; a score is never recomputed in V1."""
+    looks = echoed_looks(block, "reward.raw", "raw_reward", ("raw_reward", "raw_rewards"), _EXACT)
+    for look, (start, stop) in zip(looks, block.spans("raw_reward"), strict=True):
+        look.compared += stop - start
+    block.record("reward.raw", looks, inputs=("raw_reward",), noun="samples")
+
+
+def replay_reward_post_process(block: Block) -> None:
+    """Recompute the processed rewards from the raw ones, group by group."""
+    packed, settings = block.packed, block.settings.reward
+    raw, recorded = packed.scalars("raw_reward"), packed.scalars("reward")
+    recomputed = _processed(block, raw)
+    tolerance = block.tolerance("reward.post_process", "reward")
+    dtype = block.dtypes.get("reward", "float32")
+
+    def slack(samples: Tensor) -> Tensor:
+        rounding = half_ulp(recomputed, dtype)
+        if settings.grouping == "none":
+            return (rounding + half_ulp(raw, "float32"))[samples]
+        error = group_rewards_error(
+            raw,
+            packed.groups,
+            baseline=settings.baseline,
+            divide_by_std=settings.divide_by_std,
+            ddof=settings.ddof,
+            epsilon=settings.epsilon,
+        )
+        return (rounding + error)[samples]
+
+    compared = compare_elements(
+        recorded,
+        recomputed,
+        packed.sample_bounds,
+        tolerance,
+        slack=slack,
+        describe=lambda one, old, new: block.sample_divergence("reward", one, old, new),
+    )
+    looks = compared.looks
+    if settings.grouping == "group":
+        sizes = _group_size_looks(block)
+        looks = [look.merged(size) for look, size in zip(looks, sizes, strict=True)]
+        _warn_of_constant_groups(block, raw, looks)
+    echoes = echoed_looks(
+        block, "reward.post_process", "reward", ("reward", "rewards"), tolerance, recomputed, slack
+    )
+    looks = [look.merged(echo) for look, echo in zip(looks, echoes, strict=True)]
+    if compared.disagree is not None:
+        block.chained["reward"] = torch.where(compared.disagree, recomputed, recorded)
+    block.record("reward.post_process", looks, outputs=("reward",), noun="samples")
+
+
+def _processed(block: Block, raw: Tensor) -> Tensor:
+    settings = block.settings.reward
+    if settings.grouping == "none":
+        return raw
+    return group_rewards(
+        raw,
+        block.packed.groups,
+        baseline=settings.baseline,
+        divide_by_std=settings.divide_by_std,
+        ddof=settings.ddof,
+        epsilon=settings.epsilon,
+    )
+
+
+def _group_size_looks(block: Block) -> list[Look]:
+    """A group of another size than the settings say diverges: other samples were normalised."""
+    expected = block.settings.reward.n_samples_per_prompt
+    looks = [Look() for _ in block.cohorts]
+    groups = block.packed.groups
+    if expected is None or not len(groups):
+        return looks
+    sizes = scatter_sum(torch.ones(len(groups)).double(), groups, int(groups.max()) + 1)
+    first = torch.full((len(sizes),), len(groups)).scatter_reduce(
+        0, groups, torch.arange(len(groups)), "amin"
+    )
+    for group in (sizes != expected).nonzero().squeeze(1).tolist():
+        sample = int(first[group])
+        index = int(
+            torch.searchsorted(torch.tensor(block.packed.sample_bounds[1:]), sample, right=True)
+        )
+        look, place = looks[index], block.sample_divergence("", sample, 0.0, 0.0)
+        look.mismatches += int(sizes[group])
+        if len(look.divergences) < EXAMPLES:
+            look.divergences.append(
+                Divergence(
+                    "group_size", float(sizes[group]), float(expected), group_id=place.group_id
+                )
+            )
+    return looks
+
+
+def _warn_of_constant_groups(block: Block, raw: Tensor, looks: list[Look]) -> None:
+    """Say where training used a rounding error that the division by epsilon has made large."""
+    if not any(look.undecided for look in looks):
+        return
+    constant = constant_groups(raw, block.packed.groups)
+    for cohort, look, (start, stop) in zip(
+        block.cohorts, looks, block.spans("raw_reward"), strict=True
+    ):
+        count = int(constant[start:stop].sum())
+        if look.undecided and count:
+            cohort.report.findings.append(
+                Finding(
+                    "reward.constant-group",
+                    "warning",
+                    f"{count} samples are in groups of equal rewards: their float32 deviation is a "
+                    f"rounding error over epsilon, up to {look.max_abs_error:.3g} instead of 0",
+                    stage="reward.post_process",
+                )
+            )

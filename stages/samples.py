@@ -1,0 +1,79 @@
+"""The stage sample: lengths and masks of each sample, and what a step took over from rollouts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trajreplay.stages.block import LoadedCohort
+from trajreplay.stages.compare import EXAMPLES, Look
+from trajreplay.stages.handoff import compare_handoffs
+from trajreplay.stages.packed import list_lengths, packed_values
+from trajreplay.stages.report import Divergence, StageResult
+from trajreplay.stages.sources import Sources
+
+
+def judge_samples(cohort: LoadedCohort, sources: Sources) -> None:
+    """Judge the stage sample of one cohort and record its result."""
+    look = _check_lengths(cohort).merged(_check_masks(cohort))
+    look.compared += cohort.table.num_rows
+    if "source_rollout_id" in cohort.table.column_names:
+        look = look.merged(compare_handoffs(cohort, sources))
+    result = StageResult("sample", look.verdict, isolated=look.verdict)
+    result.compared, result.mismatches = look.compared, look.mismatches
+    result.divergences = look.divergences
+    result.max_abs_error = look.max_abs_error
+    if look.mismatches:
+        result.message = f"{look.mismatches} of {cohort.table.num_rows} samples"
+    cohort.report.stages.append(result)
+
+
+def _check_lengths(cohort: LoadedCohort) -> Look:
+    table, look = cohort.table, Look()
+    response = np.asarray(table["response_length"].to_numpy(), np.int64)
+    total = np.asarray(table["total_length"].to_numpy(), np.int64)
+    for row in (total < response).nonzero()[0].tolist():
+        _add(cohort, look, "total_length", row, total[row], response[row])
+    if "tokens" in table.column_names:
+        found = list_lengths(table["tokens"])
+        for row in ((found != total) & (found != response)).nonzero()[0].tolist():
+            _add(cohort, look, "tokens", row, found[row], total[row])
+    return look
+
+
+def _check_masks(cohort: LoadedCohort) -> Look:
+    look, mask = Look(), cohort.table["loss_mask"]
+    values = packed_values(mask)
+    if not len(values) or int(values.max()) <= 1:
+        return look
+    offsets = np.concatenate([[0], np.cumsum(list_lengths(mask))])
+    odd = (values > 1).nonzero().squeeze(1).numpy()
+    rows = np.unique(np.searchsorted(offsets, odd, side="right") - 1)
+    for row in rows.tolist():
+        first = int(odd[np.searchsorted(odd, offsets[row])])
+        _add(cohort, look, "loss_mask", row, float(values[first]), 1.0, first - int(offsets[row]))
+    return look
+
+
+def _add(
+    cohort: LoadedCohort,
+    look: Look,
+    field: str,
+    row: int,
+    found: float,
+    expected: float,
+    token: int | None = None,
+) -> None:
+    look.mismatches += 1
+    if len(look.divergences) < EXAMPLES:
+        table = cohort.table
+        look.divergences.append(
+            Divergence(
+                field,
+                float(found),
+                float(expected),
+                sample_id=table["sample_id"][row].as_py(),
+                group_id=table["group_id"][row].as_py(),
+                rank=table["rank"][row].as_py(),
+                token=token,
+            )
+        )

@@ -1,0 +1,114 @@
+"""The rollouts that steps consumed from: their rows, found by sample id, kept while needed."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from torch import Tensor
+
+from trajreplay.query.capture_sets import CaptureSets
+from trajreplay.query.catalog import Cohort
+from trajreplay.query.reading import read_columns
+from trajreplay.schema.errors import DatasetError
+from trajreplay.schema.tables import ROLLOUTS
+
+# Columns that a rollout capture and the steps that consumed it both hold.
+TWINS = (
+    "group_id",
+    "response_length",
+    "total_length",
+    "loss_mask",
+    "tokens",
+    "raw_reward",
+    "reward",
+    "rollout_log_probs",
+    "old_log_probs",
+    "ref_log_probs",
+    "kl",
+    "advantages",
+    "returns",
+)
+
+
+@dataclass
+class Source:
+    """The rows of one rollout.
+
+    Args:
+        table: Its samples: `sample_id` and the twin columns that it holds.
+        recomputed: By column and sample, values that disagree with what the rollout recorded.
+    """
+
+    table: pa.Table
+    recomputed: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+
+    def rows_of(self, sample_ids: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """(K,) int64. The row of each sample, -1 for one that the rollout does not hold."""
+        found = pc.index_in(sample_ids, value_set=self.table["sample_id"].combine_chunks())
+        return np.asarray(pc.fill_null(found, -1).to_numpy(), np.int64)
+
+
+class Sources:
+    """Rollouts by coordinates, the latest of them kept up to a number of bytes.
+
+    Args:
+        sets: The visible capture sets.
+        limit_bytes: How much memory the kept rows may take.
+    """
+
+    def __init__(self, sets: CaptureSets, limit_bytes: int) -> None:
+        self._sets = sets
+        self._limit_bytes = limit_bytes
+        self._kept: OrderedDict[Cohort, Source | str] = OrderedDict()
+        self._recomputed: dict[Cohort, dict[str, dict[str, Tensor]]] = {}
+
+    def find(self, run_id: str, attempt: int, rollout_id: int) -> Source | str:
+        """The rows of a rollout, or why they cannot be had."""
+        cohort = Cohort(run_id, attempt, rollout_id, None)
+        if cohort not in self._kept:
+            self._kept[cohort] = self._read(cohort)
+            self._evict()
+        self._kept.move_to_end(cohort)
+        return self._kept[cohort]
+
+    def remember(self, cohort: Cohort, column: str, rows: dict[str, Tensor]) -> None:
+        """Keep what a rollout's replay found in the place of recorded values, by sample id."""
+        self._recomputed.setdefault(cohort, {})[column] = rows
+        kept = self._kept.get(cohort)
+        if isinstance(kept, Source):
+            kept.recomputed[column] = rows
+
+    def _read(self, cohort: Cohort) -> Source | str:
+        if cohort not in self._sets:
+            return f"rollout {cohort.rollout_id} is not in the lake"
+        found = self._sets[cohort]
+        refusals = found.refusals()
+        if refusals:
+            return f"rollout {cohort.rollout_id} is refused: {refusals[0]}"
+        there = {
+            name
+            for entry in found.owners
+            if (file := entry.file("rollouts")) is not None
+            for name in file.columns
+        }
+        names = ["sample_id", *(name for name in TWINS if name in there)]
+        store = self._sets.catalog.store
+        try:
+            tables = [read_columns(store, entry, ROLLOUTS, names) for entry in found.owners]
+        except DatasetError as error:
+            return f"rollout {cohort.rollout_id} is refused: {error.message}"
+        return Source(pa.concat_tables(tables), self._recomputed.get(cohort, {}))
+
+    def _evict(self) -> None:
+        sizes = [one.table.nbytes if isinstance(one, Source) else 0 for one in self._kept.values()]
+        total = sum(sizes)
+        for size in sizes[:-1]:
+            if total <= self._limit_bytes:
+                break
+            self._kept.popitem(last=False)
+            total -= size
