@@ -20,6 +20,7 @@ ALGORITHM = "blake3"
 _DOMAIN = b"trajreplay/column/1"
 _ALL_VALID = b"V"
 _SOME_NULL = b"N"
+_SMALL_BYTES = 4096
 
 
 def column_digest(column: pa.Array | pa.ChunkedArray) -> str:
@@ -39,9 +40,12 @@ def column_digest(column: pa.Array | pa.ChunkedArray) -> str:
     True
     """
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    hasher = _start(column.type, len(column))
+    hasher = _PartHasher()
+    hasher.part(_DOMAIN)
+    hasher.part(canonical_type(column.type).encode())
+    hasher.part(len(column).to_bytes(8, "little"))
     _feed(hasher, [_plain(chunk) for chunk in chunks], _logical(column.type))
-    return str(hasher.hexdigest())
+    return hasher.hexdigest()
 
 
 @cache
@@ -55,19 +59,35 @@ def bytes_digest(data: bytes) -> str:
     return blake3(data).hexdigest()
 
 
-def _start(column_type: pa.DataType, rows: int) -> Any:
-    hasher = blake3()
-    for part in (_DOMAIN, canonical_type(column_type).encode(), rows.to_bytes(8, "little")):
-        _part(hasher, part)
-    return hasher
+class _PartHasher:
+    """BLAKE3 over parts, each preceded by its length, so that no two sequences run together."""
 
+    def __init__(self) -> None:
+        self._hasher = blake3()
+        self._pending = (
+            bytearray()
+        )  # small pieces are hashed together: a call costs as much as 4 KiB
 
-def _part(hasher: Any, *pieces: Any) -> None:
-    """Feed one part, preceded by its length, so that no two sequences of parts run together."""
-    views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
-    hasher.update(sum(len(view) for view in views).to_bytes(8, "little"))
-    for view in views:
-        hasher.update(view)
+    def part(self, *pieces: Any) -> None:
+        """Feed one part, which may come in pieces."""
+        views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
+        self._pending += sum(map(len, views)).to_bytes(8, "little")
+        for view in views:
+            if len(view) <= _SMALL_BYTES:
+                self._pending += view
+            else:
+                self._flush()
+                self._hasher.update(view)
+
+    def _flush(self) -> None:
+        if self._pending:
+            self._hasher.update(self._pending)
+            self._pending = bytearray()
+
+    def hexdigest(self) -> str:
+        """The digest of the parts so far, 64 hexadecimal digits."""
+        self._flush()
+        return str(self._hasher.hexdigest())
 
 
 def _logical(column_type: pa.DataType) -> pa.DataType:
@@ -112,17 +132,17 @@ def _is_fixed(kind: pa.DataType) -> bool:
     return bool(pa.types.is_primitive(kind) and not pa.types.is_null(kind))
 
 
-def _feed(hasher: Any, chunks: list[pa.Array], kind: pa.DataType) -> None:
+def _feed(hasher: _PartHasher, chunks: list[pa.Array], kind: pa.DataType) -> None:
     if any(chunk.null_count for chunk in chunks):
         valid = np.concatenate(
             [chunk.is_valid().to_numpy(zero_copy_only=False) for chunk in chunks]
         )
-        _part(hasher, _SOME_NULL, np.packbits(valid, bitorder="little"))
+        hasher.part(_SOME_NULL, np.packbits(valid, bitorder="little"))
     else:
-        _part(hasher, _ALL_VALID)
+        hasher.part(_ALL_VALID)
     if _is_list(kind):
-        _part(hasher, *(_list_lengths(chunk) for chunk in chunks))
-        children = [_plain(chunk.flatten()) for chunk in chunks]
+        hasher.part(*(_list_lengths(chunk) for chunk in chunks))
+        children = [_plain(_elements(chunk)) for chunk in chunks]
         _feed(hasher, children, _logical(kind.value_type))
         return
     chunks = [chunk.drop_null() if chunk.null_count else chunk for chunk in chunks]
@@ -133,24 +153,36 @@ def _feed(hasher: Any, chunks: list[pa.Array], kind: pa.DataType) -> None:
             _feed(hasher, child, _logical(kind.field(index).type))
     elif _is_string(kind):
         plain = [chunk.cast(pa.large_binary()) for chunk in chunks]
-        _part(hasher, *(np.diff(_offsets(chunk)) for chunk in plain))
-        _part(hasher, *(_bytes_between(chunk) for chunk in plain))
+        hasher.part(*(np.diff(_offsets(chunk)) for chunk in plain))
+        hasher.part(*(_bytes_between(chunk) for chunk in plain))
     elif pa.types.is_boolean(kind):
         bits = [chunk.to_numpy(zero_copy_only=False) for chunk in chunks]
-        _part(hasher, np.packbits(np.concatenate(bits or [np.empty(0, bool)]), bitorder="little"))
+        hasher.part(np.packbits(np.concatenate(bits or [np.empty(0, bool)]), bitorder="little"))
     else:
-        _part(hasher, *(fixed_width_bytes(chunk) for chunk in chunks))
+        hasher.part(*(fixed_width_bytes(chunk) for chunk in chunks))
+
+
+def _list_offsets(chunk: pa.Array) -> np.ndarray[Any, np.dtype[Any]]:
+    width = np.dtype(np.int64 if pa.types.is_large_list(chunk.type) else np.int32)
+    return np.frombuffer(chunk.buffers()[1], width, len(chunk) + 1, chunk.offset * width.itemsize)
 
 
 def _list_lengths(chunk: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
-    width = np.int64 if pa.types.is_large_list(chunk.type) else np.int32
-    offsets = np.frombuffer(
-        chunk.buffers()[1], width, len(chunk) + 1, chunk.offset * width().nbytes
-    )
-    lengths = np.diff(offsets).astype(np.int64)
+    offsets = _list_offsets(chunk)
+    lengths: np.ndarray[Any, np.dtype[np.int64]] = np.diff(offsets).astype(np.int64)
     if chunk.null_count:
         lengths[~chunk.is_valid().to_numpy(zero_copy_only=False)] = 0
     return lengths
+
+
+def _elements(chunk: pa.Array) -> pa.Array:
+    """The values of valid rows, without a call into compute where every row is valid."""
+    if chunk.null_count:
+        return chunk.flatten()
+    offsets = _list_offsets(chunk)
+    start, stop = int(offsets[0]), int(offsets[-1])
+    values = chunk.values
+    return values if stop - start == len(values) else values.slice(start, stop - start)
 
 
 def _offsets(chunk: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
