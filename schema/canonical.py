@@ -41,10 +41,14 @@ def load_signed(data: bytes, where: str) -> dict[str, Any]:
             path=where,
         )
     try:
-        tree = json.loads(body + b"}", object_pairs_hook=_unique, parse_constant=_no_constant)
+        text = (body + b"}").decode()
+        tree = _DECODER.decode(text)
+        keys, depth = _measure(tree)
+        if keys != body.count(b'":') or any(space in body for space in _LOOSE):
+            tree = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise DatasetError(f"{where}: not standard JSON: {error}", path=where) from error
-    if not isinstance(tree, dict) or _depth(tree) > MAX_DEPTH:
+    if not isinstance(tree, dict) or depth > MAX_DEPTH:
         raise DatasetError(f"{where}: expected an object at most {MAX_DEPTH} deep", path=where)
     return tree
 
@@ -99,9 +103,30 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not standard JSON")
 
 
-def _depth(value: Any) -> int:
-    if isinstance(value, dict):
-        return 1 + max(map(_depth, value.values()), default=0)
-    if isinstance(value, list):
-        return 1 + max(map(_depth, value), default=0)
-    return 0
+# A key that occurs twice in an object is lost in parsing, so that the text shows more keys than
+# the tree has. Counting is several times cheaper than a hook for every object; where the text
+# makes the count uncertain, the hook decides.
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+_LOOSE = (b'" ', b"\n", b"\r", b"\t")
+
+
+def _measure(tree: Any) -> tuple[int, int]:
+    """Keys of all objects of a tree, and how deep it nests; no deeper than the limit is told."""
+    keys = 0
+    level = [tree]
+    for depth in range(MAX_DEPTH + 1):
+        below: list[Any] = []
+        nested = 0
+        for one in level:
+            kind = type(one)
+            if kind is dict:
+                nested = 1
+                keys += len(one)
+                below += one.values()
+            elif kind is list:
+                nested = 1
+                below += one
+        if not below:
+            return keys, depth + nested
+        level = below
+    return keys, MAX_DEPTH + 1

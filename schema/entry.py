@@ -1,23 +1,33 @@
-"""The manifest entry of one capture: what is in it, and its signed form on disk."""
+"""The manifest entry of one capture: what is in it. Its form on disk is in `entry_codec`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
-from trajreplay.schema.canonical import dump_signed, load_signed, read_float
 from trajreplay.schema.contracts import StageContract
-from trajreplay.schema.errors import DatasetError, SchemaError
 from trajreplay.schema.identity import CaptureKey, ParallelCoordinates, ResumePoint
-from trajreplay.schema.layout import key_of_entry
 from trajreplay.schema.policy import Tolerance
 from trajreplay.schema.settings import Settings
-from trajreplay.schema.tables import FORMAT_VERSION
 
 SCOPES = ("sample", "micro_batch", "rank", "global")
 REDUCTIONS = ("sum", "mean", "weighted-mean")
+
+
+class Deferred:
+    """An object some of whose fields are decoded when first asked for.
+
+    Ten thousand entries are opened for their keys and paths; few are asked for the rest.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        pending: Mapping[str, Callable[[], Any]] = self.__dict__.get("_pending", {})
+        if name not in pending:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        value = self.__dict__[name] = pending[name]()
+        return value
 
 
 @dataclass(frozen=True)
@@ -40,7 +50,7 @@ class ColumnSeal:
 
 
 @dataclass(frozen=True)
-class DataFile:
+class DataFile(Deferred):
     """Where the rows of a capture lie.
 
     Args:
@@ -109,7 +119,7 @@ class LogProbOrigin:
 
 
 @dataclass(frozen=True)
-class Entry:
+class Entry(Deferred):
     """One committed capture.
 
     Args:
@@ -150,7 +160,7 @@ class Entry:
     sources: tuple[tuple[int, int], ...] = ()
     redaction: Mapping[str, str] = field(default_factory=dict)
     files: tuple[DataFile, ...] = ()
-    outputs: tuple[Output, ...] = ()
+    outputs: tuple[Output, ...] = field(default_factory=tuple)
     tokens: int = 0
     reason: str = ""
 
@@ -171,177 +181,3 @@ class Entry:
     def rows(self) -> int:
         """Rows of its data file, 0 without one."""
         return self.files[0].rows if self.files else 0
-
-    def same_content(self, other: Entry) -> bool:
-        """Whether a retry: digests, outputs, settings and ranks count, paths and times do not."""
-        return self._content() == other._content()
-
-    def _content(self) -> bytes:
-        tree = _to_json(self)
-        del tree["created_us"], tree["producer"]
-        for one in tree["files"]:
-            for name in ("path", "bytes", "first_row_group", "row_groups", "first_row"):
-                del one[name]
-        return dump_signed(tree)
-
-
-def dump_entry(entry: Entry) -> bytes:
-    """The entry as the bytes of its file."""
-    return dump_signed(_to_json(entry))
-
-
-def load_entry(data: bytes, path: str) -> Entry:
-    """Read the bytes of an entry's file.
-
-    Raises:
-        DatasetError: Damaged, of a newer format, with a field of another type, or not the entry
-            that its path names.
-    """
-    tree = load_signed(data, path)
-    version = tree.get("format")
-    if type(version) is not int or version > FORMAT_VERSION:
-        raise DatasetError(
-            f"{path}: format {version!r}, expected at most {FORMAT_VERSION}",
-            hint="Upgrade trajreplay to read this lake.",
-            path=path,
-        )
-    key = key_of_entry(path)
-    try:
-        entry = _from_json(tree, key)
-    except (KeyError, TypeError, ValueError, SchemaError) as error:
-        found = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
-        raise DatasetError(f"{path}: not a manifest entry: {found}", path=path) from error
-    if tree["key"] != list(key):
-        raise DatasetError(
-            f"{path}: holds the entry of {tree['key']!r}, expected {list(key)!r}",
-            hint="The file was renamed or copied; restore the manifest from a copy of the lake.",
-            path=path,
-        )
-    return entry
-
-
-def _to_json(entry: Entry) -> dict[str, Any]:
-    tree = {name: value for name, value in vars(entry).items() if name != "settings"}
-    tree["format"] = FORMAT_VERSION
-    tree["key"] = list(entry.key)
-    tree["parallel"] = dict(vars(entry.parallel))
-    tree["resumed_from"] = entry.resumed_from and list(entry.resumed_from)
-    tree["contracts"] = {name: one.to_json() for name, one in entry.contracts.items()}
-    tree["tolerances"] = {name: [one.atol, one.rtol] for name, one in entry.tolerances.items()}
-    tree["origins"] = {name: vars(one) for name, one in entry.origins.items()}
-    tree["files"] = [
-        vars(one) | {"columns": {name: vars(seal) for name, seal in one.columns.items()}}
-        for one in entry.files
-    ]
-    tree["outputs"] = [vars(one) for one in entry.outputs]
-    return tree
-
-
-def _from_json(tree: dict[str, Any], key: CaptureKey) -> Entry:
-    resumed = tree["resumed_from"]
-    return Entry(
-        key=key,
-        expected_ranks=tuple(_whole(rank) for rank in _list(tree["expected_ranks"])),
-        status=_one_of(tree["status"], ("complete", "dropped")),
-        owner=_typed(tree["owner"], bool),
-        cohort_size=_optional(tree["cohort_size"], _whole),
-        created_us=_whole(tree["created_us"]),
-        producer=_typed(tree["producer"], dict),
-        parallel=ParallelCoordinates(**_typed(tree["parallel"], dict)),
-        resumed_from=None if resumed is None else ResumePoint(*map(_whole, _list(resumed))),
-        settings_tree=_typed(tree["settings_tree"], dict),
-        contracts={
-            name: StageContract(name, **_typed(one, dict))
-            for name, one in _typed(tree["contracts"], dict).items()
-        },
-        tolerances={
-            name: Tolerance(*map(read_float, _list(one)))
-            for name, one in _typed(tree["tolerances"], dict).items()
-        },
-        origins={
-            name: LogProbOrigin(
-                _typed(one["source"], str),
-                _optional(one["temperature"], read_float),
-                _optional(one["weight_version"], _whole),
-            )
-            for name, one in _typed(tree["origins"], dict).items()
-        },
-        sources=tuple((_whole(one[0]), _whole(one[1])) for one in _list(tree["sources"])),
-        redaction=_typed(tree["redaction"], dict),
-        files=tuple(_file(one) for one in _list(tree["files"])),
-        outputs=tuple(_output(one) for one in _list(tree["outputs"])),
-        tokens=_whole(tree["tokens"]),
-        reason=_typed(tree["reason"], str),
-    )
-
-
-def _file(tree: Any) -> DataFile:
-    return DataFile(
-        table=_typed(tree["table"], str),
-        path=_typed(tree["path"], str),
-        bytes=_whole(tree["bytes"]),
-        first_row_group=_whole(tree["first_row_group"]),
-        row_groups=tuple(_whole(rows) for rows in _list(tree["row_groups"])),
-        first_row=_whole(tree["first_row"]),
-        rows=_whole(tree["rows"]),
-        columns={name: _seal(one) for name, one in _typed(tree["columns"], dict).items()},
-    )
-
-
-def _seal(tree: Any) -> ColumnSeal:
-    return ColumnSeal(
-        digest=_typed(tree["digest"], str),
-        values=_whole(tree["values"]),
-        nulls=_whole(tree["nulls"]),
-        non_finite=_optional(tree["non_finite"], _whole),
-        source_dtype=_optional(tree["source_dtype"], _text),
-    )
-
-
-def _output(tree: Any) -> Output:
-    values = tree["values"]
-    return Output(
-        stage=_typed(tree["stage"], str),
-        field=_typed(tree["field"], str),
-        value=_optional(tree["value"], read_float),
-        values=None if values is None else tuple(read_float(one) for one in _list(values)),
-        scope=_optional(tree["scope"], lambda one: _one_of(one, SCOPES)),
-        reduction=_optional(tree["reduction"], lambda one: _one_of(one, REDUCTIONS)),
-        micro_batch_id=_optional(tree["micro_batch_id"], _text),
-        numerator=_optional(tree["numerator"], read_float),
-        denominator=_optional(tree["denominator"], read_float),
-        scale=read_float(tree["scale"]),
-    )
-
-
-_Value = TypeVar("_Value")
-
-
-def _typed(value: Any, kind: type[_Value]) -> _Value:
-    if type(value) is not kind:
-        raise ValueError(f"{value!r} is of type {type(value).__name__}, expected {kind.__name__}")
-    return value
-
-
-def _text(value: Any) -> str:
-    return _typed(value, str)
-
-
-def _list(value: Any) -> list[Any]:
-    return _typed(value, list)
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no non-negative integer")
-    return value
-
-
-def _one_of(value: Any, allowed: tuple[str, ...]) -> str:
-    if value not in allowed:
-        raise ValueError(f"{value!r}, expected one of {', '.join(allowed)}")
-    return str(value)
-
-
-def _optional(value: Any, read: Callable[[Any], _Value]) -> _Value | None:
-    return None if value is None else read(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
 
@@ -121,6 +122,7 @@ def check_id(name: str, value: object) -> str:
     return value
 
 
+@lru_cache(maxsize=4096)
 def _id_problem(value: str) -> str:
     if value in ("", ".", ".."):
         return "is no name that a folder can have"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import uuid
+from functools import lru_cache
 from urllib.parse import quote, unquote
 
 from trajreplay.schema.errors import DatasetError, SchemaError
-from trajreplay.schema.identity import DATA, DROPPED, CaptureKey, make_key
+from trajreplay.schema.identity import DATA, DROPPED, CaptureKey, check_id, make_key
 
 LAKE_FILE = "lake.json"
 ENTRIES = "_manifest/entries"
@@ -38,8 +39,11 @@ def entry_folder(run_id: str, attempt: int, rollout_id: int | None) -> str:
 
 def entry_path(key: CaptureKey) -> str:
     """Path of a capture's manifest entry."""
-    folder = entry_folder(key.run_id, key.attempt, key.rollout_id)
-    return f"{folder}/{key.kind}.{_text(key.step_id)}.{key.rank}.{key.part}.json"
+    return f"{entry_folder(key.run_id, key.attempt, key.rollout_id)}/{_entry_name(key)}"
+
+
+def _entry_name(key: CaptureKey) -> str:
+    return f"{key.kind}.{_text(key.step_id)}.{key.rank}.{key.part}.json"
 
 
 def data_path(key: CaptureKey, table: str) -> str:
@@ -67,23 +71,38 @@ def key_of_entry(path: str) -> CaptureKey:
     Raises:
         DatasetError: The path is not one that `entry_path` makes.
     """
+    folder, _, name = path.rpartition("/")
     try:
-        run, attempt, rollout, name = path.removeprefix(ENTRIES + "/").split("/")
+        run_id, attempt, rollout_id = _rollout_of_folder(folder)
         kind, step, rank, part, suffix = name.split(".")
         key = make_key(
-            unquote(_after("run_id=", run), errors="strict"),
-            int(_after("attempt=", attempt)),
+            run_id,
+            attempt,
             kind,  # type: ignore[arg-type]
-            _number(_after("rollout_id=", rollout)),
+            rollout_id,
             _number(step),
             int(rank),
             part,
         )
     except (ValueError, SchemaError) as error:
         raise _misnamed(path) from error
-    if suffix != "json" or part not in (DATA, DROPPED) or entry_path(key) != path:
+    if suffix != "json" or part not in (DATA, DROPPED) or _entry_name(key) != name:
         raise _misnamed(path)
     return key
+
+
+@lru_cache(maxsize=1024)
+def _rollout_of_folder(folder: str) -> tuple[str, int, int | None]:
+    """The run, attempt and rollout whose entries a folder holds; a listing asks for it often."""
+    run, attempt, rollout = folder.removeprefix(ENTRIES + "/").split("/")
+    found = (
+        check_id("run_id", unquote(_after("run_id=", run), errors="strict")),
+        int(_after("attempt=", attempt)),
+        _number(_after("rollout_id=", rollout)),
+    )
+    if entry_folder(*found) != folder:
+        raise ValueError(folder)
+    return found
 
 
 def run_of_attempt(path: str) -> tuple[str, int]:

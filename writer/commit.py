@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from trajreplay.schema.canonical import MAX_BYTES
 from trajreplay.schema.columns import Table
-from trajreplay.schema.entry import DataFile, Entry, dump_entry, load_entry
+from trajreplay.schema.entry import DataFile, Entry
+from trajreplay.schema.entry_codec import dump_entry, load_entry, same_content
 from trajreplay.schema.errors import CaptureError
 from trajreplay.schema.layout import data_path, entry_path
 from trajreplay.schema.store import LocalStore, now_us, remove_if_there
@@ -114,7 +115,7 @@ def _existing(store: LocalStore, entry: Entry) -> Entry | None:
     if not store.exists(path):
         return None
     existing = load_entry(store.read(path, MAX_BYTES), path)
-    if existing.same_content(entry):
+    if same_content(existing, entry):
         return existing
     found = _difference(existing, load_entry(dump_entry(entry), path))
     raise CaptureError(
