@@ -1,0 +1,186 @@
+"""The generated parts of the documents: verbs, options, columns, stages, public names."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import click
+
+from trajreplay.cli.main import VERBS, main
+from trajreplay.cli.schema import column_rows, stage_rows
+from trajreplay.cli.verb import EXIT_CODES, Verb
+
+_BLOCK = re.compile(
+    r"(?P<open><!-- generated: (?P<name>[a-z]+)(?: (?P<of>[\w.]+))? -->\n)"
+    r".*?"
+    r"(?P<close><!-- end of generated -->\n)",
+    re.DOTALL,
+)
+_LINK = re.compile(r"https?://\S+|arXiv:(\d{4}\.\d{5})")
+
+
+def table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Rows as a Markdown table."""
+    lines = [names, ["---"] * len(names), *rows]
+    return "".join(
+        f"| {' | '.join(one.replace('|', chr(92) + '|') for one in line)} |\n" for line in lines
+    )
+
+
+def verb(name: str) -> Verb:
+    """One verb of the command line."""
+    command = main.get_command(click.Context(main), name)
+    assert isinstance(command, Verb), f"{name} is no Verb"
+    return command
+
+
+def verbs() -> str:
+    """Each verb with its sentence and an example."""
+    return table(
+        ("verb", "does", "for example"),
+        [(f"`{name}`", line, f"`{verb(name).example}`") for name, (_, line) in VERBS.items()],
+    )
+
+
+def options() -> str:
+    """Each verb in full: what it does, its options, its exit codes."""
+    return "\n".join(_options_of(name) for name in VERBS)
+
+
+def _options_of(name: str) -> str:
+    command = verb(name)
+    context = click.Context(
+        command, info_name=name, parent=click.Context(main, info_name=main.name)
+    )
+    records = [one.get_help_record(context) for one in command.get_params(context)]
+    rows = [(f"`{record[0]}`", record[1]) for record in records if record]
+    codes = [(f"`{code}`", text) for code, text in command.exit_codes.items() if text]
+    return (
+        f"### `{' '.join(command.get_usage(context).removeprefix('Usage: ').split())}`\n\n"
+        f"{inspect.cleandoc(command.help or '')}\n\n"
+        f"{table(('option', ''), rows)}\n"
+        f"{table(('exit', ''), codes)}\n"
+        f"```\n{command.example}\n```\n"
+    )
+
+
+def exits() -> str:
+    """The exit codes that all verbs share."""
+    return table(("exit", "means"), [(f"`{code}`", text) for code, text in EXIT_CODES.items()])
+
+
+def columns() -> str:
+    """The columns of each table; a table that extends an earlier one lists what it adds."""
+    from trajreplay.schema import TABLES
+
+    parts: list[str] = []
+    described: dict[str, set[tuple[str, ...]]] = {}
+    for name, one in TABLES.items():
+        rows = [
+            (
+                f"`{row['column']}`",
+                row["type"] + ("" if not row["nullable"] else ", may be null"),
+                row["unit"],
+                row["doc"],
+            )
+            for row in column_rows(name)
+        ]
+        base = next((old for old, seen in described.items() if len(seen & set(rows)) > 20), None)
+        shown = [row for row in rows if base is None or row not in described[base]]
+        described[name] = set(rows)
+        extends = f" It has the columns of `{base}` and these:" if base else ""
+        key = ", ".join(f"`{column}`" for column in one.key)
+        parts.append(
+            f"### `{name}`\n\n{one.doc} Key: {key}.{extends}\n\n"
+            + table(("column", "type", "unit", "what it is"), shown)
+        )
+    return "\n".join(parts)
+
+
+def stages() -> str:
+    """The stages with their equations and sources."""
+    return table(
+        ("stage", "reads", "writes", "equation", "source"),
+        [
+            (
+                f"`{row['stage']}`",
+                row["inputs"],
+                row["outputs"],
+                row["equation"],
+                _LINK.sub(_linked, row["source"]),
+            )
+            for row in stage_rows()
+        ],
+    )
+
+
+def _linked(found: re.Match[str]) -> str:
+    return f"[{found[0]}](https://arxiv.org/abs/{found[1]})" if found[1] else found[0]
+
+
+def names(module_name: str) -> str:
+    """The public names of a module and the first sentence of each."""
+    module = importlib.import_module(module_name)
+    return table(
+        ("name", "is"),
+        [(f"`{name}`", _first_sentence(getattr(module, name))) for name in sorted(module.__all__)],
+    )
+
+
+def _first_sentence(value: object) -> str:
+    if not callable(value):
+        return f"A constant, `{type(value).__name__}`."
+    paragraph = inspect.cleandoc(value.__doc__ or "").partition("\n\n")[0]
+    return " ".join(paragraph.split())
+
+
+GENERATORS: dict[str, Callable[..., str]] = {
+    "verbs": verbs,
+    "options": options,
+    "exits": exits,
+    "columns": columns,
+    "stages": stages,
+    "names": names,
+}
+
+
+def regenerated(text: str) -> str:
+    """A document with its generated parts made anew."""
+
+    def fill(found: re.Match[str]) -> str:
+        generator = GENERATORS[found["name"]]
+        body = generator(found["of"]) if found["of"] else generator()
+        return f"{found['open']}\n{body}\n{found['close']}"
+
+    return _BLOCK.sub(fill, text)
+
+
+@click.command()
+@click.argument(
+    "root",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=".",
+    help="Folder of the repository. Default: the current one.",
+)
+@click.option("--write", is_flag=True, help="Write them. Default: only say which are stale.")
+def docs(root: Path, write: bool) -> None:
+    """Regenerate the README of ROOT and of each folder in it."""
+    stale = []
+    for path in sorted([*root.glob("README.md"), *root.glob("*/README.md")]):
+        text = path.read_text(encoding="utf-8")
+        new = regenerated(text)
+        if new != text:
+            stale.append(path)
+            if write:
+                path.write_text(new, encoding="utf-8")
+    for path in stale:
+        click.echo(f"{'written' if write else 'stale'}: {path}")
+    click.get_current_context().exit(1 if stale and not write else 0)
+
+
+if __name__ == "__main__":
+    docs()

@@ -1,0 +1,64 @@
+"""How errors look on the terminal, and which exit code each stands for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+
+import click
+
+from trajreplay.cli.text import printable
+
+DIFFERS = 1
+USAGE = 2
+REFUSED = 3
+INTERRUPTED = 130
+
+
+def report_error(error: Exception, *, verbose: bool) -> int:
+    """Say on stderr what went wrong and what to do, and return the exit code.
+
+    Args:
+        error: Whatever ended the command.
+        verbose: Whether an unexpected error shows where it came from.
+    """
+    if isinstance(error, click.Abort):
+        click.echo("Interrupted.", err=True)
+        return INTERRUPTED
+    if isinstance(error, click.ClickException):
+        error.show(file=sys.stderr)
+        return error.exit_code
+    # Imported only now: a wrong option must not wait for the libraries behind the schema.
+    from trajreplay.schema import QueryError, TrajReplayError
+
+    if isinstance(error, TrajReplayError):
+        _say(error.message, error.hint)
+        return USAGE if isinstance(error, QueryError) else REFUSED
+    if isinstance(error, OSError) and error.strerror:
+        _say(f"{error.filename or 'input or output'}: {error.strerror}")
+        return REFUSED
+    if isinstance(error, MemoryError):
+        _say("out of memory", "Select less, or give replay a smaller --memory.")
+        return REFUSED
+    if verbose:
+        click.echo(printable("".join(traceback.format_exception(error)), keep="\n"), err=True)
+    _say(
+        f"unexpected {type(error).__name__}: {error}",
+        "This is a mistake in trajreplay, not in your data: please report the command and what it\n"
+        "printed with -v, which adds where the error came from.",
+    )
+    return REFUSED
+
+
+def _say(message: str, hint: str = "") -> None:
+    click.echo(f"Error: {printable(message, keep=chr(10))}", err=True)
+    if hint:
+        click.echo(f"\n{printable(hint, keep=chr(10))}", err=True)
+
+
+def silence_broken_pipe() -> None:
+    """Send what is still buffered to nowhere, so that closing stdout cannot fail once more."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,83 @@
+"""The command `trajreplay`: its verbs, loaded when they are named, and how every run of it ends."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from trajreplay import __version__
+from trajreplay.cli.errors import report_error, silence_broken_pipe
+from trajreplay.cli.options import LAKE_HELP, Session
+from trajreplay.cli.verb import EXIT_CODES, HELP, write_exit_codes
+
+# Verb: (module, the line shown by --help). The modules are loaded when a verb is called.
+VERBS = {
+    "init": ("trajreplay.cli.init", "Make a new, empty lake."),
+    "demo": ("trajreplay.cli.demo.command", "Train a tiny policy with a fault, and find it."),
+    "info": ("trajreplay.cli.overview", "Show what a lake holds, one row for each attempt."),
+    "inspect": ("trajreplay.cli.overview", "Show single captures: who wrote them, and what."),
+    "validate": ("trajreplay.cli.validate", "Check that a lake is whole, without arithmetic."),
+    "replay": ("trajreplay.cli.replay", "Recompute the stages and name the first divergence."),
+    "sql": ("trajreplay.cli.sql", "Ask a lake a question in SQL."),
+    "schema": ("trajreplay.cli.schema", "List the tables and columns, or the stages."),
+}
+
+
+class Verbs(click.Group):
+    """A group that knows its commands by name and imports them on use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The verbs in the order in which a newcomer meets them."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Load one verb."""
+        if cmd_name not in VERBS:
+            return None
+        command = getattr(importlib.import_module(VERBS[cmd_name][0]), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the verbs without loading them: `--help` has to be quick."""
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, line) for name, (_, line) in VERBS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb; a reader of the output that has gone away is no failure of ours."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            silence_broken_pipe()
+            ctx.exit(141)  # 128 + SIGPIPE, as the shell reports it for any other program
+        return result
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what comes below the verbs."""
+        write_exit_codes(formatter, EXIT_CODES)
+        with formatter.section("Example"):
+            formatter.write("  trajreplay demo\n")
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run, report errors on stderr, and end with the exit code that stands for the outcome."""
+        standalone = extra.pop("standalone_mode", True)
+        session = Session()
+        extra |= {"standalone_mode": False, "obj": session}
+        try:
+            result = super().main(*args, **extra)
+        except Exception as error:  # noqa: BLE001 - the last stop: a traceback is a bug
+            result = report_error(error, verbose=session.verbose)
+        return sys.exit(result or 0) if standalone else result
+
+
+@click.group(cls=Verbs, name="trajreplay", context_settings=HELP)
+@click.version_option(__version__, message="trajreplay %(version)s")
+@click.option("--lake", envvar="TRAJREPLAY_LAKE", metavar="PATH", help=LAKE_HELP)
+@click.pass_obj
+def main(session: Session, lake: str | None) -> None:
+    """A flight recorder for RL post-training: capture, query, replay, name the first divergence."""
+    session.lake = lake

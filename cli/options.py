@@ -1,0 +1,176 @@
+"""Options that verbs share: the lake, the selection, and where results go and how they look."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from trajreplay.cli.output import FORMATS, Output
+
+LAKE_FILE = "lake.json"
+LAKE_HELP = (
+    "Folder of the lake. Before or after the verb. Default: TRAJREPLAY_LAKE, else the nearest "
+    "folder upward that is a lake, else ./lake."
+)
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+@dataclass
+class Session:
+    """What holds for a whole run of the command line.
+
+    Args:
+        lake: `--lake` as given before the verb, or TRAJREPLAY_LAKE.
+        verbose: Whether unexpected errors show where they came from.
+    """
+
+    lake: str | None = None
+    verbose: bool = False
+
+
+def find_lake(named: str | None) -> Path:
+    """The folder of the lake: the one named, else the nearest one upward, else ./lake."""
+    if named:
+        return Path(named)
+    here = Path.cwd()
+    return next((one for one in (here, *here.parents) if (one / LAKE_FILE).is_file()), Path("lake"))
+
+
+def lake_option(command: Command) -> Command:
+    """Add `--lake`; the command gets the resolved path as `lake_path`."""
+
+    def resolve(ctx: click.Context, _: click.Parameter, value: str | None) -> Path:
+        session = ctx.find_object(Session)
+        return find_lake(value or (session.lake if session else None))
+
+    return click.option("--lake", "lake_path", metavar="PATH", callback=resolve, help=LAKE_HELP)(
+        command
+    )
+
+
+def quiet_options(command: Command) -> Command:
+    """Add `-q` and `-v`; the command gets `quiet` and `verbose`."""
+
+    def remember(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
+        session = ctx.find_object(Session)
+        if session:
+            session.verbose = session.verbose or value
+        return value
+
+    command = click.option(
+        "-v",
+        "--verbose",
+        is_flag=True,
+        callback=remember,
+        is_eager=True,
+        help="Show more, and where an unexpected error came from.",
+    )(command)
+    return click.option(
+        "-q", "--quiet", is_flag=True, help="No notes and no progress on stderr; errors remain."
+    )(command)
+
+
+def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--format`, `-o`, `-q` and `-v`; the command gets one `Output` as `output`."""
+
+    @click.option(
+        "--format",
+        "format_name",
+        type=click.Choice(FORMATS),
+        help="How results are written. Default: by the ending of -o, else table.",
+    )
+    @click.option(
+        "-o",
+        "--output",
+        "path",
+        type=click.Path(dir_okay=False, writable=True, path_type=Path),
+        help="Write to this file, whole or not at all. Default: stdout.",
+    )
+    @quiet_options
+    @functools.wraps(command)
+    def with_output(
+        *args: Any,
+        format_name: str | None,
+        path: Path | None,
+        quiet: bool,
+        verbose: bool,
+        **values: Any,
+    ) -> Any:
+        if path is not None and not path.absolute().parent.is_dir():
+            raise click.BadParameter(
+                f"the folder {str(path.parent)!r} does not exist", param_hint="'-o'"
+            )
+        ending = path.suffix[1:].lower() if path else ""
+        name = format_name or (ending if ending in FORMATS else "table")
+        output = Output(name, path, quiet=quiet, verbose=verbose)
+        return command(*args, output=output, **values)
+
+    return with_output
+
+
+class StepIdentity(click.ParamType):
+    """`R:S`, an optimizer step by its rollout and its number inside the rollout."""
+
+    name = "R:S"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        """Read the two numbers."""
+        if isinstance(value, tuple):
+            return value
+        found = re.fullmatch(r"([0-9]+):([0-9]+)", value)
+        if not found:
+            self.fail(f"{value!r} is no step, expected ROLLOUT:STEP such as 120:0", param, ctx)
+        return int(found[1]), int(found[2])
+
+
+class Size(click.ParamType):
+    """A number of bytes such as `2GiB`, `500MB` or `1000000`."""
+
+    name = "SIZE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Read the number and its unit: GiB and G are 1024 ** 3 bytes, GB is 1000 ** 3."""
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(r"(?i)([0-9]+(?:\.[0-9]+)?) ?([KMGT]?)(|B|iB)", value)
+        size = 0
+        if found:
+            base = 1000 if found[3].lower() == "b" else 1024
+            size = int(float(found[1]) * base ** _POWERS[found[2].upper()])
+        if size <= 0:
+            self.fail(f"{value!r} is no size, expected a number such as 2GiB or 500MiB", param, ctx)
+        return size
+
+
+class StageName(click.ParamType):
+    """The name of a stage."""
+
+    name = "STAGE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Refuse a name that is none, and list those that are."""
+        from trajreplay.schema import STAGES
+
+        names = [stage.name for stage in STAGES]
+        if value not in names:
+            self.fail(f"unknown stage {value!r}, expected one of {', '.join(names)}", param, ctx)
+        return str(value)
+
+
+RUN = click.option("--run", metavar="ID", help="Only this run. Default: every run of the lake.")
+ATTEMPT = click.option(
+    "--attempt",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Only this attempt of it. Default: the newest and what it was resumed from.",
+)

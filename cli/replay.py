@@ -1,0 +1,114 @@
+"""`trajreplay replay`: recompute what was selected and say where it first differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trajreplay.cli.options import (
+    ATTEMPT,
+    RUN,
+    Size,
+    StageName,
+    StepIdentity,
+    lake_option,
+    output_options,
+)
+from trajreplay.cli.output import Output
+from trajreplay.cli.progress import ProgressBar
+from trajreplay.cli.report_rows import write_report
+from trajreplay.cli.verb import Verb
+
+
+def _several(flag: str, name: str, kind: Any, metavar: str, what: str) -> Callable[..., Any]:
+    return click.option(
+        flag,
+        name,
+        type=kind,
+        multiple=True,
+        metavar=metavar,
+        help=f"Only {what}. May be given several times. Default: all.",
+    )
+
+
+@click.command(
+    cls=Verb,
+    exit_codes={
+        0: "Every cohort passes.",
+        1: "A cohort diverged.",
+        3: "None diverged, and one was refused or is unverified.",
+    },
+    example='trajreplay replay --where "rollout_id=120"',
+)
+@lake_option
+@click.option(
+    "--where",
+    metavar="SQL",
+    help="Only samples for which this boolean expression over the columns of rollouts and steps "
+    "holds. Default: all.",
+)
+@RUN
+@ATTEMPT
+@_several("--rollout", "rollouts", click.IntRange(min=0), "R", "this rollout and its steps")
+@_several("--step", "steps", StepIdentity(), "R:S", "optimizer step S of rollout R")
+@_several("--rank", "ranks", click.IntRange(min=0), "N", "samples captured by this rank")
+@_several("--sample", "samples", str, "ID", "this sample")
+@_several("--group", "groups", str, "ID", "the samples of this group")
+@_several("--batch", "batches", str, "ID", "this micro-batch, such as mb-0007; needs --step")
+@_several("--stage", "stages", StageName(), "STAGE", "this stage")
+@click.option(
+    "--closure",
+    type=click.Choice(["group", "cohort"]),
+    help="What a selection is widened to: whole groups, or the whole rollout or step. "
+    "Default: whole groups, and the stages over a whole cohort where they are all of it.",
+)
+@click.option(
+    "--allow-partial",
+    is_flag=True,
+    help="Look at cohorts of which ranks are missing, too; they are never a pass. Default: refuse.",
+)
+@click.option(
+    "--require-stages",
+    is_flag=True,
+    help="Count every stage that was not compared as unverified. Default: only those declared.",
+)
+@click.option(
+    "--memory",
+    "memory_bytes",
+    type=Size(),
+    default="2GiB",
+    show_default=True,
+    help="Memory that the replay may take, in bytes or with a unit.",
+)
+@click.option(
+    "--all", "everything", is_flag=True, help="Show every cohort and value. Default: the first."
+)
+@output_options
+def replay(
+    lake_path: Path,
+    output: Output,
+    everything: bool,
+    run: str | None,
+    **selection: Any,
+) -> None:
+    """Recompute every stage from reward to loss and name the first one that differs.
+
+    Without a selection, of the whole lake. Selections combine: a sample has to satisfy all.
+    """
+    from trajreplay.lake import Lake
+
+    if selection["steps"] and selection["rollouts"]:
+        raise click.UsageError(
+            "--step R:S names the rollout already: give it or --rollout, not both."
+        )
+    if selection["batches"] and not selection["steps"]:
+        raise click.UsageError(
+            "--batch needs --step R:S: micro-batches are numbered anew in every step."
+        )
+    with ProgressBar("Replaying", quiet=output.quiet) as progress:
+        report = Lake.open(lake_path).replay(run=run, progress=progress, **selection)
+    write_report(report, output, everything=everything or output.verbose)
+    click.get_current_context().exit(report.exit_code)
