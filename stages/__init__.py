@@ -1,1 +1,11 @@
-"""The stages from reward to loss, and the replay that feeds them."""
+"""Every stage from reward to loss, recomputed from what was captured, and judged."""
+
+from trajreplay.stages.report import (
+    CohortReport,
+    Divergence,
+    Finding,
+    Report,
+    StageResult,
+)
+
+__all__ = ["CohortReport", "Divergence", "Finding", "Report", "StageResult"]

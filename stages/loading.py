@@ -11,16 +11,24 @@ import pyarrow as pa
 
 from trajreplay.query.capture_sets import CaptureSet
 from trajreplay.query.reading import read_columns
-from trajreplay.schema.contracts import STAGE_NAMES, STAGE_OF_COLUMN, StageContract
+from trajreplay.schema.columns import Table
+from trajreplay.schema.contracts import STAGE_NAMES, StageContract
 from trajreplay.schema.entry import Entry
-from trajreplay.schema.errors import DatasetError, SchemaError, TrajReplayError, listed
+from trajreplay.schema.errors import DatasetError, SchemaError, TrajReplayError
 from trajreplay.schema.store import LocalStore
 from trajreplay.schema.tables import SAMPLE_TABLES
 from trajreplay.stages.block import LoadedCohort
 from trajreplay.stages.capability import Ability, ability
-from trajreplay.stages.packed import list_lengths
+from trajreplay.stages.checks import (
+    check_agreement,
+    check_lengths,
+    check_missing,
+    check_unique,
+    note_copies,
+    note_tolerances,
+)
 from trajreplay.stages.report import CohortReport, Finding, StageResult
-from trajreplay.stages.sources import TWINS, Source, Sources
+from trajreplay.stages.sources import TWINS, Source, Sources, fill_from_sources
 
 _ALWAYS = (
     "sample_id",
@@ -93,7 +101,7 @@ def _load(
     lead = owners[0] if owners else None
     if lead is None:
         raise DatasetError(f"{captures.cohort}: no captured rank owns its samples")
-    _check_agreement(owners)
+    check_agreement(owners)
     table = SAMPLE_TABLES[captures.kind]
     held = _held_columns(owners, table.name)
     abilities = _choose_stages(lead, report, asked, held)
@@ -108,21 +116,11 @@ def _load(
     twins = TWINS if has_source else ()
     optional = [*_OPTIONAL, *twins] if "advantage.estimate" in abilities else twins
     wanted = dict.fromkeys([*names, *sorted(reads | writes), *optional])
-    tables, totals, micro_batches = [], {}, Counter[tuple[int, str | None]]()
-    for entry in owners:
-        rank = entry.key.rank
-        read = [name for name in wanted if name in _ALWAYS or name in names or name in held]
-        part = read_columns(store, entry, table, read)
-        totals[rank] = part.num_rows
-        micro_batches.update((rank, one) for one in part["micro_batch_id"].to_pylist())
-        part = part.append_column("rank", pa.array(np.full(part.num_rows, rank, np.int32)))
-        part = part.append_column("row", pa.array(np.arange(part.num_rows, dtype=np.int64)))
-        chosen = None if rows is None else rows.get(rank, np.zeros(part.num_rows, bool))
-        tables.append(part if chosen is None else part.filter(pa.array(chosen)))
-    merged = pa.concat_tables(tables)
-    merged = _complete(merged, reads, report.run_id, sources)
-    _check_lengths(merged)
-    _check_missing(merged, abilities, report, held)
+    read = [name for name in wanted if name in _ALWAYS or name in names or name in held]
+    merged, totals, micro_batches = _read_rows(store, owners, table, read, rows)
+    merged = fill_from_sources(merged, reads, report.run_id, sources)
+    check_lengths(merged)
+    check_missing(merged, abilities, report)
     merged = _drop_null_columns(merged, keep=(*names, "group_id", "micro_batch_id"))
     cohort = LoadedCohort(
         report=report,
@@ -133,21 +131,34 @@ def _load(
         stages=[name for name in STAGE_NAMES if name in abilities],
         whole=whole,
         dtypes=_dtypes(owners, table.name),
-        micro_batches=dict(micro_batches),
+        micro_batches=micro_batches,
     )
-    _note_copies(captures, report)
-    _note_tolerances(cohort)
+    note_copies(captures, report)
+    note_tolerances(cohort)
     return cohort
 
 
-def _check_agreement(owners: list[Entry]) -> None:
-    for entry in owners[1:]:
-        for name in ("settings_tree", "contracts"):
-            if getattr(entry, name) != getattr(owners[0], name):
-                raise DatasetError(
-                    f"ranks {owners[0].key.rank} and {entry.key.rank} disagree on their "
-                    f"{name.removesuffix('_tree')}: the ranks of a capture set share one arithmetic"
-                )
+def _read_rows(
+    store: LocalStore,
+    owners: list[Entry],
+    table: Table,
+    columns: list[str],
+    rows: Mapping[int, np.ndarray[Any, Any]] | None,
+) -> tuple[pa.Table, dict[int, int], dict[tuple[int, str | None], int]]:
+    """The chosen rows of all owners, and how many each rank and micro-batch holds in all."""
+    tables, totals, micro_batches = [], {}, Counter[tuple[int, str | None]]()
+    seen: set[tuple[object, ...]] = set()
+    for entry in owners:
+        rank = entry.key.rank
+        part = read_columns(store, entry, table, columns)
+        totals[rank] = part.num_rows
+        check_unique(entry, part, seen)
+        micro_batches.update((rank, one) for one in part["micro_batch_id"].to_pylist())
+        part = part.append_column("rank", pa.array(np.full(part.num_rows, rank, np.int32)))
+        part = part.append_column("row", pa.array(np.arange(part.num_rows, dtype=np.int64)))
+        chosen = None if rows is None else rows.get(rank, np.zeros(part.num_rows, bool))
+        tables.append(part if chosen is None else part.filter(pa.array(chosen)))
+    return pa.concat_tables(tables), totals, dict(micro_batches)
 
 
 def _held_columns(owners: list[Entry], table: str) -> set[str]:
@@ -202,100 +213,6 @@ def _any_source(captures: CaptureSet, sources: Sources) -> bool:
     )
 
 
-def _complete(table: pa.Table, reads: set[str], run_id: str, sources: Sources) -> pa.Table:
-    """Add columns that the step's capture lacks from the rollouts that it consumed from."""
-    if "source_rollout_id" not in table.column_names:
-        return table
-    for name in sorted(reads):
-        missing = name not in table.column_names or table[name].null_count == table.num_rows
-        if not missing or name not in TWINS or not table.num_rows:
-            continue
-        column = _from_sources(table, name, run_id, sources)
-        if column is not None:
-            if name in table.column_names:
-                table = table.drop_columns([name])
-            table = table.append_column(name, column)
-    return table
-
-
-def _from_sources(
-    table: pa.Table, name: str, run_id: str, sources: Sources
-) -> pa.ChunkedArray | None:
-    coordinates = list(
-        zip(
-            table["source_attempt"].to_pylist(),
-            table["source_rollout_id"].to_pylist(),
-            strict=True,
-        )
-    )
-    columns, order = [], []
-    for attempt, rollout_id in sorted(set(coordinates)):
-        source = sources.find(run_id, attempt, rollout_id)
-        mine = np.array([at for at, one in enumerate(coordinates) if one == (attempt, rollout_id)])
-        if isinstance(source, str) or name not in source.table.column_names:
-            return None
-        theirs = source.rows_of(table["sample_id"].take(pa.array(mine)))
-        if (theirs < 0).any():
-            return None
-        columns.append(source.table[name].take(pa.array(theirs)).combine_chunks())
-        order.append(mine)
-    back = np.argsort(np.concatenate(order), kind="stable")
-    joined = pa.chunked_array([chunk for one in columns for chunk in _chunks(one)])
-    return joined.take(pa.array(back))
-
-
-def _chunks(column: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
-    return list(column.chunks) if isinstance(column, pa.ChunkedArray) else [column]
-
-
-def _check_lengths(table: pa.Table) -> None:
-    """Refuse a response column that is not as long as its sample says."""
-    expected = np.asarray(table["response_length"].to_numpy(), np.int64)
-    problems = [
-        f"sample {table['sample_id'][row].as_py()!r} (rank {table['rank'][row].as_py()}): "
-        f"response_length is {expected[row]}, expected 0 or more"
-        for row in (expected < 0).nonzero()[0].tolist()
-    ]
-    for name in table.column_names:
-        if not pa.types.is_list(table.schema.field(name).type) or name in (
-            "tokens",
-            "weight_versions",
-        ):
-            continue
-        found = list_lengths(table[name])
-        problems += [
-            f"sample {table['sample_id'][row].as_py()!r} (rank {table['rank'][row].as_py()}): "
-            f"{name} has {found[row]} values, expected response_length = {expected[row]}"
-            for row in ((found != expected) & (found >= 0)).nonzero()[0].tolist()
-        ]
-    if problems:
-        raise DatasetError(listed(problems))
-
-
-def _check_missing(
-    table: pa.Table, abilities: dict[str, Ability], report: CohortReport, held: set[str]
-) -> None:
-    """Refuse a stage whose input is missing, and leave out one whose recorded output is."""
-    for stage, needs in list(abilities.items()):
-        for name in needs.reads:
-            nulls = table[name].null_count if name in table.column_names else table.num_rows
-            if nulls:
-                where = "of its samples" if nulls < table.num_rows else "samples"
-                raise DatasetError(
-                    f"{stage} is declared recompute and its input {name} is missing for {nulls} "
-                    f"of {table.num_rows} {where}; capture {name}, or do not declare {stage}"
-                )
-        columns = [name for name in needs.writes if name in SAMPLE_TABLES["step"]]
-        for name in columns:
-            nulls = table[name].null_count if name in table.column_names else table.num_rows
-            if nulls and stage in abilities:
-                message = (
-                    f"recorded output {name} is missing for {nulls} of {table.num_rows} samples"
-                )
-                report.stages.append(StageResult(stage, "unverified", message=message))
-                del abilities[stage]
-
-
 def _drop_null_columns(table: pa.Table, keep: Collection[str]) -> pa.Table:
     empty = [
         name
@@ -316,28 +233,3 @@ def _dtypes(owners: list[Entry], table: str) -> dict[str, str]:
             if precision.get(dtype, -1) > precision.get(found.get(name, ""), -1):
                 found[name] = dtype
     return found
-
-
-def _note_copies(captures: CaptureSet, report: CohortReport) -> None:
-    for one in captures.copy_differences:
-        stage = next(
-            (STAGE_OF_COLUMN[name] for name in one.columns if name in STAGE_OF_COLUMN), "sample"
-        )
-        report.findings.append(Finding("copy", "error", str(one), stage=stage))
-
-
-def _note_tolerances(cohort: LoadedCohort) -> None:
-    for entry in cohort.owners:
-        for stage, own in entry.tolerances.items():
-            policy = cohort.tolerance(stage)
-            if own.loosens(policy):
-                cohort.report.findings.append(
-                    Finding(
-                        "tolerance",
-                        "warning",
-                        f"rank {entry.key.rank} asks for atol {own.atol:g}, rtol {own.rtol:g} at "
-                        f"{stage}, looser than the policy; judged by atol {policy.atol:g}, "
-                        f"rtol {policy.rtol:g}",
-                        stage=stage,
-                    )
-                )

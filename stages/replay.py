@@ -44,7 +44,6 @@ class Task:
         captures: The capture set.
         rows: By rank, which rows; None for all.
         whole: Whether those are the whole cohort.
-        needs: The latest rollout that must have been judged before.
     """
 
     captures: CaptureSet

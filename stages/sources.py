@@ -112,3 +112,49 @@ class Sources:
                 break
             self._kept.popitem(last=False)
             total -= size
+
+
+def fill_from_sources(table: pa.Table, reads: set[str], run_id: str, sources: Sources) -> pa.Table:
+    """Add columns that the step's capture lacks from the rollouts that it consumed from."""
+    if "source_rollout_id" not in table.column_names:
+        return table
+    for name in sorted(reads):
+        missing = name not in table.column_names or table[name].null_count == table.num_rows
+        if not missing or name not in TWINS or not table.num_rows:
+            continue
+        column = _from_sources(table, name, run_id, sources)
+        if column is not None:
+            if name in table.column_names:
+                table = table.drop_columns([name])
+            table = table.append_column(name, column)
+    return table
+
+
+def _from_sources(
+    table: pa.Table, name: str, run_id: str, sources: Sources
+) -> pa.ChunkedArray | None:
+    coordinates = list(
+        zip(
+            table["source_attempt"].to_pylist(),
+            table["source_rollout_id"].to_pylist(),
+            strict=True,
+        )
+    )
+    columns, order = [], []
+    for attempt, rollout_id in sorted(set(coordinates)):
+        source = sources.find(run_id, attempt, rollout_id)
+        mine = np.array([at for at, one in enumerate(coordinates) if one == (attempt, rollout_id)])
+        if isinstance(source, str) or name not in source.table.column_names:
+            return None
+        theirs = source.rows_of(table["sample_id"].take(pa.array(mine)))
+        if (theirs < 0).any():
+            return None
+        columns.append(source.table[name].take(pa.array(theirs)).combine_chunks())
+        order.append(mine)
+    back = np.argsort(np.concatenate(order), kind="stable")
+    joined = pa.chunked_array([chunk for one in columns for chunk in _chunks(one)])
+    return joined.take(pa.array(back))
+
+
+def _chunks(column: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
+    return list(column.chunks) if isinstance(column, pa.ChunkedArray) else [column]

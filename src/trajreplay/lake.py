@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from trajreplay.query.catalog import Catalog
     from trajreplay.schema import (
         ParallelCoordinates,
         ProducerInfo,
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
         Tolerance,
     )
     from trajreplay.schema.store import LocalStore
+    from trajreplay.stages import Report
     from trajreplay.writer import CaptureBuilder
 
 
@@ -32,6 +35,17 @@ class Lake:
 
     def __repr__(self) -> str:
         return f"Lake({str(self._store)!r})"
+
+    @cached_property
+    def _catalog(self) -> Catalog:
+        """One listing of the manifest, shared by everything until `refresh`."""
+        from trajreplay.query.catalog import Catalog
+
+        return Catalog.open(self._store)
+
+    def refresh(self) -> None:
+        """See what was committed since the lake was opened, or since the last refresh."""
+        self.__dict__.pop("_catalog", None)
 
     @property
     def path(self) -> str:
@@ -138,4 +152,74 @@ class Lake:
             owner=owner,
             cohort_size=cohort_size,
             tolerances=tolerances,
+        )
+
+    def replay(
+        self,
+        where: str | None = None,
+        *,
+        run: str | None = None,
+        attempt: int | None = None,
+        rollouts: Sequence[int] = (),
+        steps: Sequence[tuple[int, int]] = (),
+        ranks: Sequence[int] = (),
+        samples: Sequence[str] = (),
+        groups: Sequence[str] = (),
+        batches: Sequence[str] = (),
+        stages: Sequence[str] = (),
+        closure: Literal["group", "cohort"] = "group",
+        allow_partial: bool = False,
+        require_stages: bool = False,
+        memory_bytes: int = 2 << 30,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Report:
+        """Recompute the stages of the selected cohorts and name the first divergence.
+
+        Args:
+            where: One boolean SQL expression over the rows of `rollouts` and of `steps`.
+            run: The run; all runs if omitted.
+            attempt: Follow this attempt instead of the newest lineage.
+            rollouts: Rollouts and their steps.
+            steps: (rollout_id, step_id) pairs; excludes `rollouts`.
+            ranks: Ranks that captured the samples.
+            samples: Sample ids.
+            groups: Group ids.
+            batches: Micro-batch ids; needs `steps`.
+            stages: Stages to recompute; all that are declared if empty.
+            closure: Expand what is selected to whole groups, or to the whole cohort.
+            allow_partial: Replay incomplete capture sets as far as they go; never a pass.
+            require_stages: Make every stage that was not compared unverified.
+            memory_bytes: What samples in memory may take.
+            progress: Called with the capture sets done and all of them.
+
+        Returns:
+            The report; `report.verdict`, `report.first_divergent_stage`, `report.to_json()`.
+
+        Raises:
+            QueryError: The selection is wrong or selects nothing.
+            DatasetError: The lake cannot be listed.
+        """
+        from trajreplay.query import Selection
+        from trajreplay.stages import replay
+
+        selection = Selection(
+            where=where,
+            run=run,
+            attempt=attempt,
+            rollouts=tuple(rollouts),
+            steps=tuple(steps),
+            ranks=tuple(ranks),
+            samples=tuple(samples),
+            groups=tuple(groups),
+            batches=tuple(batches),
+            stages=tuple(stages),
+            closure=closure,
+            allow_partial=allow_partial,
+        )
+        return replay(
+            self._catalog,
+            selection,
+            require_stages=require_stages,
+            memory_bytes=memory_bytes,
+            progress=progress,
         )

@@ -1,0 +1,133 @@
+"""What must hold of the captures of a cohort before any arithmetic, and what is worth saying."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+
+from trajreplay.query.capture_sets import CaptureSet
+from trajreplay.schema.contracts import STAGE_OF_COLUMN
+from trajreplay.schema.entry import Entry
+from trajreplay.schema.errors import DatasetError, listed
+from trajreplay.schema.tables import SAMPLE_TABLES
+from trajreplay.stages.block import LoadedCohort
+from trajreplay.stages.capability import Ability
+from trajreplay.stages.packed import list_lengths
+from trajreplay.stages.report import CohortReport, Finding, StageResult
+
+SAMPLE_KEY = ("sample_id", "source_attempt", "source_rollout_id")
+
+
+def check_agreement(owners: list[Entry]) -> None:
+    """Refuse ranks that claim different settings or stages.
+
+    Raises:
+        DatasetError: They do.
+    """
+    for entry in owners[1:]:
+        for name in ("settings_tree", "contracts"):
+            if getattr(entry, name) != getattr(owners[0], name):
+                raise DatasetError(
+                    f"ranks {owners[0].key.rank} and {entry.key.rank} disagree on their "
+                    f"{name.removesuffix('_tree')}: the ranks of a capture set share one arithmetic"
+                )
+
+
+def check_unique(entry: Entry, rows: pa.Table, seen: set[tuple[object, ...]]) -> None:
+    """Refuse a sample that a shard holds twice, within a capture or with one `seen` before.
+
+    Raises:
+        DatasetError: It does; sample ids are unique within the rollout that generated them.
+    """
+    names = [rows[name].to_pylist() for name in SAMPLE_KEY if name in rows.column_names]
+    mine = [(*name, entry.parallel.shard) for name in zip(*names, strict=True)]
+    twice = [name for name, count in Counter(mine).items() if count > 1 or name in seen]
+    seen.update(mine)
+    if twice:
+        raise DatasetError(
+            f"{entry.key}: {len(twice)} samples are there twice, first {twice[0][0]!r}; sample ids "
+            "are unique within a rollout, and a parallel copy states its tensor rank"
+        )
+
+
+def check_lengths(table: pa.Table) -> None:
+    """Refuse a response column that is not as long as its sample says.
+
+    Raises:
+        DatasetError: One is not, or a length is negative.
+    """
+    expected = np.asarray(table["response_length"].to_numpy(), np.int64)
+    problems = [
+        f"sample {table['sample_id'][row].as_py()!r} (rank {table['rank'][row].as_py()}): "
+        f"response_length is {expected[row]}, expected 0 or more"
+        for row in (expected < 0).nonzero()[0].tolist()
+    ]
+    for name in table.column_names:
+        if not pa.types.is_list(table.schema.field(name).type) or name in (
+            "tokens",
+            "weight_versions",
+        ):
+            continue
+        found = list_lengths(table[name])
+        problems += [
+            f"sample {table['sample_id'][row].as_py()!r} (rank {table['rank'][row].as_py()}): "
+            f"{name} has {found[row]} values, expected response_length = {expected[row]}"
+            for row in ((found != expected) & (found >= 0)).nonzero()[0].tolist()
+        ]
+    if problems:
+        raise DatasetError(listed(problems))
+
+
+def check_missing(table: pa.Table, abilities: dict[str, Ability], report: CohortReport) -> None:
+    """Refuse a stage whose input is missing, and leave out one whose recorded output is.
+
+    Raises:
+        DatasetError: An input of a stage that is declared recompute is missing.
+    """
+    for stage, needs in list(abilities.items()):
+        for name in needs.reads:
+            nulls = table[name].null_count if name in table.column_names else table.num_rows
+            if nulls:
+                where = "of its samples" if nulls < table.num_rows else "samples"
+                raise DatasetError(
+                    f"{stage} is declared recompute and its input {name} is missing for {nulls} "
+                    f"of {table.num_rows} {where}; capture {name}, or do not declare {stage}"
+                )
+        columns = [name for name in needs.writes if name in SAMPLE_TABLES["step"]]
+        for name in columns:
+            nulls = table[name].null_count if name in table.column_names else table.num_rows
+            if nulls and stage in abilities:
+                message = (
+                    f"recorded output {name} is missing for {nulls} of {table.num_rows} samples"
+                )
+                report.stages.append(StageResult(stage, "unverified", message=message))
+                del abilities[stage]
+
+
+def note_copies(captures: CaptureSet, report: CohortReport) -> None:
+    """Report parallel copies that are not what their owner captured."""
+    for one in captures.copy_differences:
+        stage = next(
+            (STAGE_OF_COLUMN[name] for name in one.columns if name in STAGE_OF_COLUMN), "sample"
+        )
+        report.findings.append(Finding("copy", "error", str(one), stage=stage))
+
+
+def note_tolerances(cohort: LoadedCohort) -> None:
+    """Report captures that ask for a looser comparison than the policy's."""
+    for entry in cohort.owners:
+        for stage, own in entry.tolerances.items():
+            policy = cohort.tolerance(stage)
+            if own.loosens(policy):
+                cohort.report.findings.append(
+                    Finding(
+                        "tolerance",
+                        "warning",
+                        f"rank {entry.key.rank} asks for atol {own.atol:g}, rtol {own.rtol:g} at "
+                        f"{stage}, looser than the policy; judged by atol {policy.atol:g}, "
+                        f"rtol {policy.rtol:g}",
+                        stage=stage,
+                    )
+                )
