@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trajreplay.schema import exact
 from trajreplay.schema.canonical import dump_signed, load_signed
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.identity import ResumePoint
@@ -47,21 +48,15 @@ def load_attempt(data: bytes, path: str) -> AttemptRecord:
     try:
         resumed = tree["resumed_from"]
         record = AttemptRecord(
-            tree["run_id"],
-            tree["attempt"],
-            tree["started_us"],
-            None if resumed is None else ResumePoint(*resumed),
-            tree["scheduler"],
-            tree["job_id"],
+            exact.text(tree["run_id"]),
+            exact.whole(tree["attempt"]),
+            exact.whole(tree["started_us"]),
+            None if resumed is None else ResumePoint(*map(exact.whole, exact.array(resumed))),
+            exact.text(tree["scheduler"]),
+            exact.text(tree["job_id"]),
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise DatasetError(f"{path}: no attempt record: {error!r}", path=path) from error
-    numbers = [record.attempt, record.started_us, *(record.resumed_from or ())]
-    texts = [record.run_id, record.scheduler, record.job_id]
-    if any(type(one) is not int or one < 0 for one in numbers) or any(
-        type(one) is not str for one in texts
-    ):
-        raise DatasetError(f"{path}: a field has another type than expected", path=path)
     if (record.run_id, record.attempt) != (run_id, attempt):
         raise DatasetError(
             f"{path}: holds attempt {record.attempt} of run {record.run_id!r}, expected attempt "

@@ -7,6 +7,7 @@ from dataclasses import fields
 from functools import partial
 from typing import Any, TypeVar
 
+from trajreplay.schema import exact
 from trajreplay.schema.canonical import dump_signed, load_signed, read_float
 from trajreplay.schema.contracts import StageContract
 from trajreplay.schema.entry import (
@@ -129,20 +130,23 @@ def _checked(path: str, read: Callable[[], _Value]) -> _Value:
 
 
 def _entry(tree: dict[str, Any], key: CaptureKey, path: str) -> Entry:
-    resumed = tree["resumed_from"]
     entry: Entry = object.__new__(Entry)
     vars(entry).update(
         key=key,
-        expected_ranks=tuple(map(_whole, _list(tree["expected_ranks"]))),
-        status=_one_of(tree["status"], STATUSES),
-        owner=_typed(tree["owner"], bool),
-        cohort_size=_optional(tree["cohort_size"], _whole),
-        created_us=_whole(tree["created_us"]),
-        resumed_from=None if resumed is None else ResumePoint(*map(_whole, _list(resumed))),
-        sources=tuple((_whole(one[0]), _whole(one[1])) for one in _list(tree["sources"])),
-        files=tuple(_file(one, path) for one in _list(tree["files"])),
-        tokens=_whole(tree["tokens"]),
-        reason=_text(tree["reason"]),
+        expected_ranks=tuple(map(exact.whole, exact.array(tree["expected_ranks"]))),
+        status=exact.one_of(tree["status"], STATUSES),
+        owner=exact.typed(tree["owner"], bool),
+        cohort_size=exact.optional(tree["cohort_size"], exact.whole),
+        created_us=exact.whole(tree["created_us"]),
+        resumed_from=None
+        if resumed is None
+        else ResumePoint(*map(exact.whole, exact.array(resumed))),
+        sources=tuple(
+            (exact.whole(one[0]), exact.whole(one[1])) for one in exact.array(tree["sources"])
+        ),
+        files=tuple(_file(one, path) for one in exact.array(tree["files"])),
+        tokens=exact.whole(tree["tokens"]),
+        reason=exact.text(tree["reason"]),
         _pending={
             name: partial(_checked, path, partial(_section, read, tree, name))
             for name, read in _SECTIONS.items()
@@ -155,127 +159,105 @@ def _section(read: Callable[[Any], Any], tree: dict[str, Any], name: str) -> Any
     return read(tree[name])
 
 
-def _dict(value: Any) -> dict[str, Any]:
-    return _typed(value, dict)
+def _resume_point(pair: Any) -> ResumePoint:
+    return ResumePoint(*map(exact.whole, exact.array(pair)))
+
+
+def _source(pair: Any) -> tuple[int, int]:
+    attempt, rollout_id = map(exact.whole, exact.array(pair))
+    return attempt, rollout_id
 
 
 def _file(tree: Any, path: str) -> DataFile:
     file: DataFile = object.__new__(DataFile)
     vars(file).update(
-        table=_text(tree["table"]),
-        path=_text(tree["path"]),
-        bytes=_whole(tree["bytes"]),
-        first_row_group=_whole(tree["first_row_group"]),
-        row_groups=tuple(map(_whole, _list(tree["row_groups"]))),
-        first_row=_whole(tree["first_row"]),
-        rows=_whole(tree["rows"]),
+        table=exact.text(tree["table"]),
+        path=exact.text(tree["path"]),
+        bytes=exact.whole(tree["bytes"]),
+        first_row_group=exact.whole(tree["first_row_group"]),
+        row_groups=tuple(map(exact.whole, exact.array(tree["row_groups"]))),
+        first_row=exact.whole(tree["first_row"]),
+        rows=exact.whole(tree["rows"]),
         _pending={"columns": partial(_checked, path, partial(_section, _seals, tree, "columns"))},
     )
     return file
 
 
 def _seals(tree: Any) -> dict[str, ColumnSeal]:
-    return {name: _seal(*_list(one)) for name, one in _dict(tree).items()}
+    return {name: _seal(*exact.array(one)) for name, one in exact.tree(tree).items()}
 
 
 def _seal(digest: Any, values: Any, nulls: Any, non_finite: Any, source_dtype: Any) -> ColumnSeal:
     return ColumnSeal(
-        digest=_text(digest),
-        values=_whole(values),
-        nulls=_whole(nulls),
-        non_finite=_optional(non_finite, _whole),
-        source_dtype=_optional(source_dtype, _text),
+        digest=exact.text(digest),
+        values=exact.whole(values),
+        nulls=exact.whole(nulls),
+        non_finite=exact.optional(non_finite, exact.whole),
+        source_dtype=exact.optional(source_dtype, exact.text),
     )
 
 
 def _outputs(trees: Any) -> tuple[Output, ...]:
-    return tuple(_output(one) for one in _list(trees))
+    return tuple(_output(one) for one in exact.array(trees))
 
 
 def _output(tree: Any) -> Output:
-    get = _dict(tree).get
+    get = exact.tree(tree).get
     values = get("values")
     by_row = get("scope") == "sample"
     if (values is None) == by_row or (get("value") is None) != by_row:
         raise ValueError("an output has either one value or, at scope sample, one per row")
     return Output(
-        stage=_text(tree["stage"]),
-        field=_text(tree["field"]),
-        value=_optional(get("value"), read_float),
-        values=None if values is None else tuple(map(read_float, _list(values))),
-        scope=_optional(get("scope"), partial(_one_of, allowed=SCOPES)),
-        reduction=_optional(get("reduction"), partial(_one_of, allowed=REDUCTIONS)),
-        micro_batch_id=_optional(get("micro_batch_id"), _text),
-        numerator=_optional(get("numerator"), read_float),
-        denominator=_optional(get("denominator"), read_float),
+        stage=exact.text(tree["stage"]),
+        field=exact.text(tree["field"]),
+        value=exact.optional(get("value"), read_float),
+        values=None if values is None else tuple(map(read_float, exact.array(values))),
+        scope=exact.optional(get("scope"), partial(exact.one_of, allowed=SCOPES)),
+        reduction=exact.optional(get("reduction"), partial(exact.one_of, allowed=REDUCTIONS)),
+        micro_batch_id=exact.optional(get("micro_batch_id"), exact.text),
+        numerator=exact.optional(get("numerator"), read_float),
+        denominator=exact.optional(get("denominator"), read_float),
         scale=read_float(tree["scale"]),
     )
 
 
 def _contracts(tree: Any) -> dict[str, StageContract]:
-    return {name: StageContract(name, **_texts(one)) for name, one in _dict(tree).items()}
+    return {name: StageContract(name, **_texts(one)) for name, one in exact.tree(tree).items()}
 
 
 def _tolerances(tree: Any) -> dict[str, Tolerance]:
-    return {name: Tolerance(*map(read_float, _list(one))) for name, one in _dict(tree).items()}
+    return {
+        name: Tolerance(*map(read_float, exact.array(one)))
+        for name, one in exact.tree(tree).items()
+    }
 
 
 def _origins(tree: Any) -> dict[str, LogProbOrigin]:
     return {
         name: LogProbOrigin(
-            _text(one["source"]),
-            _optional(one["temperature"], read_float),
-            _optional(one["weight_version"], _whole),
+            exact.text(one["source"]),
+            exact.optional(one["temperature"], read_float),
+            exact.optional(one["weight_version"], exact.whole),
         )
-        for name, one in _dict(tree).items()
+        for name, one in exact.tree(tree).items()
     }
 
 
 def _parallel(tree: Any) -> ParallelCoordinates:
-    return ParallelCoordinates(**_dict(tree))
+    return ParallelCoordinates(**exact.tree(tree))
 
 
 def _texts(tree: Any) -> dict[str, Any]:
-    return {name: _text(value) for name, value in _dict(tree).items()}
+    return {name: exact.text(value) for name, value in exact.tree(tree).items()}
 
 
 _SECTIONS: Mapping[str, Callable[[Any], Any]] = {
-    "producer": _dict,
+    "producer": exact.tree,
     "parallel": _parallel,
-    "settings_tree": _dict,
+    "settings_tree": exact.tree,
     "contracts": _contracts,
     "tolerances": _tolerances,
     "origins": _origins,
     "redaction": _texts,
     "outputs": _outputs,
 }
-
-
-def _typed(value: Any, kind: type[_Value]) -> _Value:
-    if type(value) is not kind:
-        raise ValueError(f"{value!r} is of type {type(value).__name__}, expected {kind.__name__}")
-    return value
-
-
-def _text(value: Any) -> str:
-    return _typed(value, str)
-
-
-def _list(value: Any) -> list[Any]:
-    return _typed(value, list)
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no non-negative integer")
-    return value
-
-
-def _one_of(value: Any, allowed: tuple[str, ...]) -> str:
-    if type(value) is not str or value not in allowed:
-        raise ValueError(f"{value!r}, expected one of {', '.join(allowed)}")
-    return value
-
-
-def _optional(value: Any, read: Callable[[Any], _Value]) -> _Value | None:
-    return None if value is None else read(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import stat
@@ -14,6 +13,7 @@ from typing import NamedTuple
 
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.layout import TEMPORARY
+from trajreplay.schema.publish import publish, remove_if_there, sync_folder, write_synced
 
 
 class Listed(NamedTuple):
@@ -146,16 +146,15 @@ class LocalStore:
 
     def temporary(self) -> str:
         """A path for an unfinished file, on the file system of the lake."""
-        folder = self.root / TEMPORARY
-        folder.mkdir(exist_ok=True)
-        return str(folder / str(uuid.uuid4()))
+        self._make_folders(TEMPORARY)
+        return self.absolute(f"{TEMPORARY}/{uuid.uuid4()}")
 
     def place(self, temporary: str, path: str) -> None:
         """Move a finished, synced file to its final name and make the name durable."""
         target = self.absolute(path)
         self._make_folders(os.path.dirname(path))
         os.rename(temporary, target)
-        _sync_folder(os.path.dirname(target))
+        sync_folder(os.path.dirname(target))
 
     def publish_if_absent(self, path: str, data: bytes) -> bool:
         """Create a file with this content, whole and durable, unless the name is taken.
@@ -168,42 +167,9 @@ class LocalStore:
         temporary = self.temporary()
         try:
             write_synced(temporary, data)
-            try:
-                os.link(temporary, target)
-            except FileExistsError:
-                return False
-            except OSError as error:
-                # A network file system may have linked and lost the reply: two names tell.
-                if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
-                    return self._claim(path, temporary, target)
-                if os.stat(temporary).st_nlink != 2:
-                    raise
-            _sync_folder(os.path.dirname(target))
-            return True
+            return publish(temporary, target)
         finally:
             remove_if_there(temporary)
-
-    def _claim(self, path: str, temporary: str, target: str) -> bool:
-        """Publish where links are not supported: an exclusive claim beside the name comes first."""
-        claim = f"{target}.claim"
-        try:
-            os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
-        except FileExistsError:
-            if os.path.lexists(target):
-                return False
-            raise DatasetError(
-                f"{path} in {self.root} is claimed by another writer that has not finished",
-                hint=f"If that writer is gone, remove {claim} and retry.",
-                path=path,
-            ) from None
-        try:
-            if os.path.lexists(target):
-                return False
-            os.rename(temporary, target)
-            _sync_folder(os.path.dirname(target))
-            return True
-        finally:
-            os.unlink(claim)
 
     def _make_folders(self, folder: str) -> None:
         absolute = self.root / folder
@@ -214,7 +180,7 @@ class LocalStore:
             missing.append(missing[-1].parent)
         for one in reversed(missing):
             one.mkdir(exist_ok=True)
-            _sync_folder(str(one.parent))
+            sync_folder(str(one.parent))
 
     def sweep(self, older_than_s: float) -> int:
         """Remove unfinished files that no writer has touched for so long; returns how many.
@@ -231,38 +197,6 @@ class LocalStore:
                 remove_if_there(self.absolute(one.path))
                 removed += 1
         return removed
-
-
-def write_synced(path: str, data: bytes) -> None:
-    """Write a new file and make its content durable."""
-    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_file(path: str) -> None:
-    """Make the content of a finished file durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _sync_folder(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def remove_if_there(path: str) -> None:
-    """Remove a file that may be gone already."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
 
 
 def _kind(mode: int) -> str:

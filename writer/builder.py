@@ -9,16 +9,15 @@ from typing import Any, Self
 
 import numpy as np
 
-from trajreplay.schema.columns import Column
 from trajreplay.schema.contracts import StageContract
 from trajreplay.schema.entry import Entry, LogProbOrigin, Output
 from trajreplay.schema.errors import CaptureError, listed
 from trajreplay.schema.identity import (
     DROPPED,
+    Kind,
     ParallelCoordinates,
     ProducerInfo,
     ResumePoint,
-    check_count,
     make_key,
 )
 from trajreplay.schema.policy import Redaction, Tolerance
@@ -26,14 +25,14 @@ from trajreplay.schema.recompute import RecomputeConfig
 from trajreplay.schema.records import SampleRecord
 from trajreplay.schema.settings import Settings
 from trajreplay.schema.store import LocalStore
-from trajreplay.schema.tables import SAMPLE_TABLES, length_column
+from trajreplay.schema.tables import SAMPLE_TABLES
 from trajreplay.writer.attempts import reserve_attempt
 from trajreplay.writer.commit import commit_entry, commit_samples, sweep_once
-from trajreplay.writer.encode import ListColumn, encode_column
-from trajreplay.writer.outputs import PerField, make_outputs
+from trajreplay.writer.draft import make_draft, make_origin
+from trajreplay.writer.encode import ListColumn, encode_column, tensor_column
+from trajreplay.writer.outputs import PerField, make_outputs, wrong_counts
+from trajreplay.writer.ragged import wrong_lengths
 from trajreplay.writer.samples import SampleColumns, encode_samples
-
-_ORIGINS = ("sampler", "trainer", "detached", "interpolated")
 
 
 class CaptureBuilder:
@@ -67,28 +66,25 @@ class CaptureBuilder:
         cohort_size: int | None = None,
         tolerances: Mapping[str, Tolerance] | None = None,
     ) -> None:
-        kind = "rollout" if step_id is None else "step"
-        self._store = store
-        self.key = make_key(run_id, attempt, kind, rollout_id, step_id, rank)  # type: ignore[arg-type]
+        kind: Kind = "rollout" if step_id is None else "step"
+        self.key = make_key(run_id, attempt, kind, rollout_id, step_id, rank)
         self.entry: Entry | None = None
+        self._store = store
         self._table = SAMPLE_TABLES[kind]
         self._short_form = isinstance(settings, RecomputeConfig)
         self._redaction = Redaction(redaction)
         self._resumed_from = None if resumed_from is None else ResumePoint(*resumed_from)
-        parallel = parallel or ParallelCoordinates()
-        if cohort_size is not None:
-            check_count("cohort_size", cohort_size)
-        self._draft = Entry(
-            key=self.key,
-            expected_ranks=_ranks(expected_ranks, rank),
-            owner=parallel.tensor_rank == 0 if owner is None else owner,
+        self._draft = make_draft(
+            self.key,
+            expected_ranks,
+            settings,
+            producer=producer or ProducerInfo(),
+            parallel=parallel or ParallelCoordinates(),
+            stages=stages,
+            redaction=self._redaction,
+            owner=owner,
             cohort_size=cohort_size,
-            producer=(producer or ProducerInfo()).to_json(),
-            parallel=parallel,
-            settings_tree=_resolved(settings).to_json(),
-            contracts=_contracts(stages),
-            tolerances=dict(tolerances or {}),
-            redaction=self._redaction.rules,
+            tolerances=tolerances or {},
         )
         self._samples: SampleColumns | None = None
         self._tensors: dict[str, ListColumn] = {}
@@ -157,17 +153,15 @@ class CaptureBuilder:
         Raises:
             CaptureError: No such column, given before, or values that it cannot hold exactly.
         """
-        column = self._tensor_column(name)
+        column = tensor_column(self._table, name)
         if values is None:
             return
         if name in self._tensors:
             raise CaptureError(f"capture of {self.key}: {name} was given before", column=name)
-        rows = None if self._samples is None else self._samples.rows
-        encoded = encode_column(column, values, rows)
-        if encoded.lengths is None:
-            encoded = self._unpacked(encoded)
+        lengths = None if self._samples is None else self._samples.lengths(name)
+        encoded = encode_column(column, values, lengths)
         if (source, temperature, weight_version) != (None, None, None):
-            self._origins[name] = _origin(name, source, temperature, weight_version)
+            self._origins[name] = make_origin(name, source, temperature, weight_version)
         self._tensors[name] = encoded
 
     def expected(
@@ -228,66 +222,14 @@ class CaptureBuilder:
         """Commit, instead of the data, that this capture was given up, and why."""
         self._dropped = reason
 
-    def _tensor_column(self, name: str) -> Column:
-        tensors = [one for one in self._table.having("input", "output") if one.is_list]
-        names = [one.name for one in tensors if one.name != "loss_mask"]
-        if name not in names:
-            raise CaptureError(
-                f"unknown tensor {name!r}, expected one of {', '.join(names)}",
-                hint="Masks, rewards and ids come with the samples, scalars with expected().",
-                column=name,
-            )
-        return self._table[name]
-
-    def _lengths(self, name: str) -> Any:
-        samples = self._samples
-        if samples is None:
-            return np.zeros(0, np.int64)
-        return getattr(samples, length_column(name))
-
-    def _unpacked(self, column: ListColumn) -> ListColumn:
-        name = column.column.name
-        if self._samples is None:
-            raise CaptureError(
-                f"{name} is packed, and the samples are not known yet",
-                hint="Call samples() before, or give a list with one tensor per sample.",
-                column=name,
-            )
-        lengths = self._lengths(name)
-        if len(column.values) != lengths.sum():
-            raise CaptureError(
-                f"{name} has {len(column.values)} packed values, expected {lengths.sum()}: the sum "
-                f"of {length_column(name)} of {len(lengths)} samples",
-                hint="Give a list with one tensor per sample to see which differs.",
-                column=name,
-            )
-        return column.with_lengths(lengths)
-
     def _ragged(self) -> list[str]:
-        """Every row whose values are not as many as its sample has tokens."""
-        ids = [] if self._samples is None else self._samples.sample_ids
+        samples = self._samples
+        ids = [] if samples is None else samples.sample_ids
         problems = []
         for name, column in self._tensors.items():
-            expected, found = self._lengths(name), column.lengths
-            assert found is not None
-            if len(found) != len(expected):
-                problems.append(f"{name} has {len(found)} rows, expected {len(expected)} samples")
-                continue
-            wrong = found != expected
-            if column.valid is not None:
-                wrong &= column.valid
-            problems += [
-                f"row {row}: {name} of sample {ids[row]!r} has {found[row]} values, "
-                f"expected {length_column(name)} = {expected[row]}"
-                for row in np.flatnonzero(wrong)
-            ]
-        rows = len(ids)
-        problems += [
-            f"{one.stage}.{one.field} has {len(one.values)} values, expected {rows} samples"
-            for one in self._outputs.values()
-            if one.values is not None and len(one.values) != rows
-        ]
-        return problems
+            expected = np.zeros(0, np.int64) if samples is None else samples.lengths(name)
+            problems += wrong_lengths(column, expected, ids)
+        return problems + wrong_counts(self._outputs.values(), len(ids))
 
     def _commit(self) -> Entry:
         if self._dropped is not None:
@@ -306,53 +248,8 @@ class CaptureBuilder:
             return commit_entry(self._store, entry)
         entry = replace(entry, sources=samples.sources, tokens=int(samples.response_length.sum()))
         columns = samples.columns(self.key, self._table) | {
-            name: one for name, one in self._tensors.items() if one.valid is None or one.valid.any()
+            name: one for name, one in self._tensors.items() if not one.all_null
         }
         source_dtypes = {name: one.source_dtype for name, one in self._tensors.items()}
         source_dtypes |= samples.source_dtypes
         return commit_samples(self._store, entry, self._table, columns, samples.rows, source_dtypes)
-
-
-def _ranks(expected: Sequence[int], rank: int) -> tuple[int, ...]:
-    ranks = sorted(check_count("expected_ranks", one) for one in expected)
-    if len(set(ranks)) < len(ranks) or rank not in ranks:
-        raise CaptureError(
-            f"expected_ranks are {list(expected)!r}, expected distinct ranks with {rank} among "
-            "them",
-            hint="Name every rank that captures its part of the same rollout or step.",
-        )
-    return tuple(ranks)
-
-
-def _resolved(settings: Settings | RecomputeConfig) -> Settings:
-    if isinstance(settings, RecomputeConfig):
-        return settings.resolve()
-    if isinstance(settings, Settings):
-        return settings
-    raise CaptureError(
-        f"settings are a {type(settings).__name__}, expected Settings or RecomputeConfig"
-    )
-
-
-def _contracts(stages: Sequence[str | StageContract]) -> dict[str, StageContract]:
-    contracts: dict[str, StageContract] = {}
-    for stage in [stages] if isinstance(stages, str) else stages:
-        contract = stage if isinstance(stage, StageContract) else StageContract(stage)
-        if contract.stage in contracts:
-            raise CaptureError(f"stage {contract.stage} is declared twice")
-        contracts[contract.stage] = contract
-    return contracts
-
-
-def _origin(
-    name: str, source: str | None, temperature: float | None, weight_version: int | None
-) -> LogProbOrigin:
-    if not name.endswith("log_probs"):
-        raise CaptureError(f"{name} has an origin, expected a column of log-probs", column=name)
-    if source is None or (source not in _ORIGINS and not source.startswith("copy:")):
-        raise CaptureError(
-            f"{name}: source is {source!r}, expected {', '.join(_ORIGINS)} or copy:<column>",
-            column=name,
-        )
-    version = None if weight_version is None else check_count("weight_version", weight_version)
-    return LogProbOrigin(source, None if temperature is None else float(temperature), version)

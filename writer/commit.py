@@ -14,7 +14,8 @@ from trajreplay.schema.entry import DataFile, Entry
 from trajreplay.schema.entry_codec import dump_entry, load_entry, same_content
 from trajreplay.schema.errors import CaptureError
 from trajreplay.schema.layout import data_path, entry_path
-from trajreplay.schema.store import LocalStore, now_us, remove_if_there
+from trajreplay.schema.publish import remove_if_there
+from trajreplay.schema.store import LocalStore, now_us
 from trajreplay.writer.encode import ListColumn
 from trajreplay.writer.parquet import build_table, seal_columns, write_table
 
@@ -58,7 +59,6 @@ def commit_samples(
         columns=seal_columns(data, source_dtypes),
     )
     entry = replace(entry, files=(draft,))
-    _refuse_large(entry)
     if (existing := _existing(store, entry)) is not None:
         return existing
     temporary = store.temporary()
@@ -83,11 +83,12 @@ def commit_entry(store: LocalStore, entry: Entry) -> Entry:
         CaptureError: The key is taken by other content, or the entry is too large.
     """
     entry = replace(entry, created_us=now_us())
-    _refuse_large(entry)
     path = entry_path(entry.key)
-    if store.publish_if_absent(path, dump_entry(entry)):
-        return entry
     try:
+        data = dump_entry(entry)
+        _refuse_large(entry, len(data))
+        if store.publish_if_absent(path, data):
+            return entry
         existing = _existing(store, entry)
     except CaptureError:
         for file in entry.files:
@@ -151,8 +152,7 @@ def _facts(entry: Entry) -> dict[str, object]:
     return facts
 
 
-def _refuse_large(entry: Entry) -> None:
-    size = len(dump_entry(entry))
+def _refuse_large(entry: Entry, size: int) -> None:
     if size > MAX_BYTES:
         raise CaptureError(
             f"capture of {entry.key}: its entry takes {size} bytes, expected at most {MAX_BYTES}",

@@ -1,9 +1,7 @@
-"""Tensors of any make as flat columns: values in row order, with the length of each row."""
+"""Flat values as a list column, in the column's declared type and without a changed bit."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,263 +9,108 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trajreplay.schema.columns import Column
+from trajreplay.schema.columns import Column, Table
 from trajreplay.schema.dtypes import widen_bfloat16, widen_float16
 from trajreplay.schema.errors import CaptureError
-
-Array = np.ndarray[Any, np.dtype[Any]]
-PLAIN = "python"  # dtype of Python numbers, which take the column's type as in torch.tensor
-
-
-@dataclass(frozen=True)
-class Flat:
-    """Values of all rows one after another, before they take the column's type.
-
-    Args:
-        values: One-dimensional; bfloat16 as its bits, uint16.
-        dtype: Name of the dtype that the producer held.
-        lengths: Values of each row; None for a packed tensor, which does not say.
-        valid: False where a row has no values at all; None if every row has.
-        fresh: Whether the values are a copy already, which nobody else can change.
-    """
-
-    values: Array
-    dtype: str
-    lengths: Array | None = None
-    valid: Array | None = None
-    fresh: bool = False
+from trajreplay.schema.tables import length_column
+from trajreplay.writer.flatten import PLAIN, Array, Flat, flatten
 
 
 @dataclass(frozen=True)
 class ListColumn:
-    """One list column of a capture, in the column's declared type."""
+    """One list column of a capture.
+
+    Args:
+        column: Its declaration.
+        values: Values of all rows, in the declared type.
+        lengths: Values of each row, 0 for a row without.
+        valid: False where a row has no values at all; None if every row has.
+        source_dtype: dtype that the producer held.
+    """
 
     column: Column
     values: Array
-    lengths: Array | None
+    lengths: Array
     valid: Array | None
     source_dtype: str
+
+    @property
+    def all_null(self) -> bool:
+        """Whether no row has values, so that the column is left out of the file."""
+        return self.valid is not None and not self.valid.any()
 
     @cached_property
     def offsets(self) -> Array:
         """Start of each row among the values, 64 bits wide, and the end of the last."""
-        lengths = np.zeros(0, np.int64) if self.lengths is None else self.lengths
-        return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-
-    def with_lengths(self, lengths: Array) -> ListColumn:
-        """A packed column, told the length of each row."""
-        return ListColumn(self.column, self.values, lengths, self.valid, self.source_dtype)
+        return np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
 
     def rows(self, start: int, stop: int) -> pa.Array:
         """Rows as an Arrow list; its offsets are its own, so only these rows have to fit them."""
         first, last = int(self.offsets[start]), int(self.offsets[stop])
         values = np.ascontiguousarray(self.values[first:last])
         offsets = (self.offsets[start : stop + 1] - first).astype(np.int32)
-        rows, value_type = stop - start, self.column.type.value_type
-        child = pa.Array.from_buffers(value_type, len(values), [None, pa.py_buffer(values)])
-        valid = None if self.valid is None else self.valid[start:stop]
+        child = pa.Array.from_buffers(
+            self.column.type.value_type, len(values), [None, pa.py_buffer(values)]
+        )
         bitmap = None
-        if valid is not None and not valid.all():
-            bitmap = pa.py_buffer(np.packbits(valid, bitorder="little"))
+        if self.valid is not None:
+            bitmap = pa.py_buffer(np.packbits(self.valid[start:stop], bitorder="little"))
         buffers = [bitmap, pa.py_buffer(offsets)]
-        return pa.Array.from_buffers(self.column.type, rows, buffers, children=[child])
+        return pa.Array.from_buffers(self.column.type, stop - start, buffers, children=[child])
 
 
-def encode_column(column: Column, values: Any, rows: int | None = None) -> ListColumn:
-    """Bring a tensor, packed or one per row, into a column's declared type.
+def tensor_column(table: Table, name: str) -> Column:
+    """The declaration of a column of per-token values.
+
+    Raises:
+        CaptureError: The table has no such column, or it is not handed over as a tensor.
+    """
+    tensors = [one.name for one in table.having("input", "output") if one.is_list]
+    names = [one for one in tensors if one != "loss_mask"]
+    if name not in names:
+        raise CaptureError(
+            f"unknown tensor {name!r}, expected one of {', '.join(names)}",
+            hint="Masks, rewards and ids come with the samples, scalars with expected().",
+            column=name,
+        )
+    return table[name]
+
+
+def encode_column(column: Column, values: Any, lengths: Array | None = None) -> ListColumn:
+    """Bring values, packed or one tensor per row, into a column's declared type.
 
     Args:
         column: The declared column.
         values: torch, numpy or Arrow values, or Python lists of numbers; None is a row without.
-        rows: Rows of the capture, where they are known; decides what an empty list means.
+        lengths: Values that each row must have if they come packed, where that is known.
 
     Raises:
-        CaptureError: They have no such form, or do not fit the column's type exactly.
+        CaptureError: They have no such form, do not fit the column's type exactly, or come packed
+            with another sum of lengths, or before the lengths are known.
     """
     flat = flatten(column.name, values)
     typed = _typed(column, flat)
-    if flat.lengths is None and rows == 0:
-        flat = Flat(flat.values, flat.dtype, np.zeros(0, np.int64))
+    found = flat.lengths if flat.lengths is not None else _packed_lengths(column, typed, lengths)
     dtype = flat.dtype if flat.dtype != PLAIN else typed.dtype.name
-    return ListColumn(column, typed, flat.lengths, flat.valid, dtype)
+    return ListColumn(column, typed, found, flat.valid, dtype)
 
 
-def flatten(name: str, values: Any) -> Flat:
-    """Lay values out one after another, whatever holds them.
-
-    Raises:
-        CaptureError: They have no form that this function knows.
-    """
-    if (tensors := _torch_of([values])) is not None:
-        return _by_shape(name, *tensors[0])
-    if isinstance(values, (pa.Array, pa.ChunkedArray)):
-        return _flatten_arrow(name, values)
-    if isinstance(values, np.ndarray) and values.dtype != object:
-        return _by_shape(name, values, values.shape)
-    if isinstance(values, (Sequence, np.ndarray)) and not isinstance(values, (str, bytes)):
-        return _flatten_rows(name, values)
-    raise CaptureError(
-        f"{name} is a {type(values).__name__}, expected a tensor, array or list",
-        hint="Give one packed tensor of all samples, or a list with one per sample.",
-        column=name,
-    )
-
-
-def _by_shape(name: str, values: Any, shape: tuple[int, ...]) -> Flat:
-    """One dimension is packed; two are rows of equal length."""
-    flat, dtype = _bits(values)
-    if len(shape) == 1:
-        return Flat(flat, dtype)
-    if len(shape) == 2:
-        return Flat(flat.reshape(-1), dtype, np.full(shape[0], shape[1], np.int64))
-    raise CaptureError(
-        f"{name} has {len(shape)} dimensions, expected 1 (packed) or 2 (one row a sample)",
-        hint="Give one packed tensor of all samples, or a list with one per sample.",
-        column=name,
-    )
-
-
-def _torch_of(values: Sequence[Any]) -> list[tuple[Any, tuple[int, ...]]] | None:
-    """Each value detached, with its shape, if all are torch tensors; torch is never loaded here."""
-    torch = sys.modules.get("torch")
-    if torch is None or not all(isinstance(one, torch.Tensor) for one in values):
-        return None
-    return [(one.detach(), tuple(one.shape)) for one in values]
-
-
-def _bits(values: Any) -> tuple[Array, str]:
-    """A numpy array of the same bits, and the name of the dtype."""
-    if isinstance(values, np.ndarray):
-        if values.dtype.name == "bfloat16":  # of ml_dtypes
-            return values.view(np.uint16), "bfloat16"
-        return values, values.dtype.name
-    import torch
-
-    on_host = values.cpu().contiguous()
-    dtype = str(on_host.dtype).removeprefix("torch.")
-    if on_host.dtype == torch.bfloat16:
-        return on_host.view(torch.int16).numpy().view(np.uint16), dtype
-    try:
-        return on_host.numpy(), dtype
-    except TypeError as error:
-        raise CaptureError(f"a tensor has the dtype {dtype}, which a lake cannot store") from error
-
-
-def _flatten_rows(name: str, rows: Sequence[Any] | Array) -> Flat:
-    """One value, list or tensor per row."""
-    present = [one for one in rows if one is not None]
-    valid = np.array([one is not None for one in rows]) if len(present) < len(rows) else None
-    if present and all(isinstance(one, (int, float, np.generic)) for one in present):
-        if valid is not None:
-            raise CaptureError(f"{name} has None among the values of a packed list", column=name)
-        return Flat(np.asarray(present), PLAIN)
-    tensors = _torch_of(present)
-    if tensors:
-        return _flatten_tensors(name, tensors, valid)
-    pieces = [_piece(name, one) for one in present]
-    dtypes = {dtype for values, dtype in pieces if len(values) or dtype != PLAIN} or {PLAIN}
-    _refuse_mixture(name, dtypes)
-    lengths = np.fromiter((len(values) for values, _ in pieces), np.int64, len(pieces))
-    flat = np.concatenate([values for values, _ in pieces if len(values)] or [np.empty(0)])
-    return Flat(flat, dtypes.pop(), _spread(lengths, valid), valid, fresh=True)
-
-
-def _flatten_tensors(
-    name: str, tensors: list[tuple[Any, tuple[int, ...]]], valid: Array | None
-) -> Flat:
-    import torch
-
-    _refuse_mixture(name, {str(one.dtype).removeprefix("torch.") for one, _ in tensors})
-    for _, shape in tensors:
-        _refuse_shape(name, len(shape))
-    lengths = np.fromiter((shape[0] for _, shape in tensors), np.int64, len(tensors))
-    one_device = len({one.device for one, _ in tensors}) == 1
-    flat, dtype = _bits(torch.cat([one if one_device else one.cpu() for one, _ in tensors]))
-    return Flat(flat, dtype, _spread(lengths, valid), valid, fresh=True)
-
-
-def _piece(name: str, values: Any) -> tuple[Array, str]:
-    """The values of one row."""
-    if isinstance(values, (pa.Array, pa.ChunkedArray)):
-        flat = _flatten_arrow(name, values)
-        return flat.values, flat.dtype
-    if (tensors := _torch_of([values])) is not None:
-        values = tensors[0][0]
-    elif not isinstance(values, np.ndarray):
-        if not isinstance(values, Iterable) or isinstance(values, (str, bytes)):
-            raise CaptureError(
-                f"{name} has a {type(values).__name__} for a sample, expected its values",
-                column=name,
-            )
-        return _numbers(name, list(values)), PLAIN
-    _refuse_shape(name, values.ndim)
-    return _bits(values)
-
-
-def _numbers(name: str, values: list[Any]) -> Array:
-    try:
-        return np.frombuffer(bytes(values), np.uint8)  # masks: several times faster than np.array
-    except (TypeError, ValueError):
-        pass
-    array = np.array(values)
-    if array.ndim != 1 or array.dtype.kind not in "biuf":
+def _packed_lengths(column: Column, values: Array, lengths: Array | None) -> Array:
+    name = column.name
+    if lengths is None:
         raise CaptureError(
-            f"{name} has {values[:3]!r}... for a sample, expected numbers", column=name
-        )
-    return array
-
-
-def _flatten_arrow(name: str, values: pa.Array | pa.ChunkedArray) -> Flat:
-    chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
-    kind = values.type
-    nested = (
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
-    inner = [chunk.flatten() for chunk in chunks] if nested else chunks
-    value_type = kind.value_type if nested else kind
-    if any(chunk.null_count for chunk in inner):
-        raise CaptureError(f"{name} has null elements, expected a value each", column=name)
-    if not (pa.types.is_primitive(value_type) or pa.types.is_boolean(value_type)):
-        raise CaptureError(f"{name} has the Arrow type {kind}, expected numbers", column=name)
-    arrays = [chunk.to_numpy(zero_copy_only=False) for chunk in inner]
-    flat = np.concatenate(arrays or [np.empty(0, value_type.to_pandas_dtype())])
-    if not nested:
-        return Flat(flat, flat.dtype.name, fresh=True)
-    lengths = [chunk.value_lengths().fill_null(0).to_numpy() for chunk in chunks]
-    valid = None
-    if values.null_count:
-        valid = np.concatenate([one.is_valid().to_numpy(zero_copy_only=False) for one in chunks])
-    joined = np.concatenate(lengths or [np.empty(0, np.int64)]).astype(np.int64)
-    if valid is not None:
-        joined[~valid] = 0
-    return Flat(flat, flat.dtype.name, joined, valid, fresh=True)
-
-
-def _spread(lengths: Array, valid: Array | None) -> Array:
-    """Lengths of the rows that have values, with 0 for the others."""
-    if valid is None:
-        return lengths
-    spread = np.zeros(len(valid), np.int64)
-    spread[valid] = lengths
-    return spread
-
-
-def _refuse_mixture(name: str, dtypes: set[str]) -> None:
-    if len(dtypes) > 1:
-        raise CaptureError(
-            f"{name} has samples of several dtypes: {', '.join(sorted(dtypes))}; expected one",
-            hint="Cast them to the dtype that the trainer computes with.",
+            f"{name} is packed, and the samples are not known yet",
+            hint="Call samples() before, or give a list with one tensor per sample.",
             column=name,
         )
-
-
-def _refuse_shape(name: str, dimensions: int) -> None:
-    if dimensions != 1:
+    if len(values) != lengths.sum():
         raise CaptureError(
-            f"{name} has a sample with {dimensions} dimensions, expected 1: its response tokens",
-            hint="Take the sample's row and cut it to its response.",
+            f"{name} has {len(values)} packed values, expected {lengths.sum()}: the sum of "
+            f"{length_column(name)} of {len(lengths)} samples",
+            hint="Give a list with one tensor per sample to see which differs.",
             column=name,
         )
+    return lengths
 
 
 def _typed(column: Column, flat: Flat) -> Array:

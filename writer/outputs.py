@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from trajreplay.schema.contracts import stage_named
 from trajreplay.schema.entry import REDUCTIONS, SCOPES, Output
 from trajreplay.schema.errors import CaptureError
 from trajreplay.schema.identity import check_id
-from trajreplay.writer.encode import flatten
+from trajreplay.writer.flatten import flatten
 
 PerField = float | Mapping[str, float] | None
 
@@ -67,6 +67,15 @@ def make_outputs(
             )
         )
     return outputs
+
+
+def wrong_counts(outputs: Iterable[Output], rows: int) -> list[str]:
+    """Say which scalars recorded per sample are not as many as there are samples."""
+    return [
+        f"{one.stage}.{one.field} has {len(one.values)} values, expected {rows}: one per sample"
+        for one in outputs
+        if one.values is not None and len(one.values) != rows
+    ]
 
 
 def _check_meaning(

@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 from trajreplay.schema.columns import Column, Table
 from trajreplay.schema.digest import column_digest
 from trajreplay.schema.entry import ColumnSeal
-from trajreplay.writer.encode import Array, ListColumn
+from trajreplay.writer.encode import ListColumn
+from trajreplay.writer.flatten import Array
 
 ROW_GROUP_ROWS = 512
 ROW_GROUP_BYTES = 32 << 20  # raw values of one column

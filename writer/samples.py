@@ -15,8 +15,10 @@ from trajreplay.schema.errors import CaptureError, SchemaError, listed
 from trajreplay.schema.identity import CaptureKey, check_id
 from trajreplay.schema.policy import Redaction
 from trajreplay.schema.records import SampleRecord
-from trajreplay.schema.tables import SPANS
-from trajreplay.writer.encode import Array, ListColumn, encode_column
+from trajreplay.schema.tables import SPANS, length_column
+from trajreplay.writer.encode import ListColumn, encode_column
+from trajreplay.writer.flatten import Array
+from trajreplay.writer.ragged import mask_problems
 
 _IDS = ("sample_id", "group_id", "rollout_partition_id", "consumer_batch_id", "micro_batch_id")
 _REWARDS = ("raw_reward", "reward")
@@ -51,6 +53,11 @@ class SampleColumns:
     total_length: Array
     sources: tuple[tuple[int, int], ...]
     source_dtypes: dict[str, str]
+
+    def lengths(self, name: str) -> Array:
+        """Values that each row of a tensor column must have."""
+        expected: Array = getattr(self, length_column(name))
+        return expected
 
     @property
     def rows(self) -> int:
@@ -99,9 +106,9 @@ def encode_samples(
     for column in table.having("text"):
         texts = [redaction.apply(column.name, getattr(record, column.name)) for record in records]
         scalars[column.name] = pa.array(texts, pa.string())
-    masks = encode_column(table["loss_mask"], [record.loss_mask for record in records], len(ids))
+    masks = encode_column(table["loss_mask"], [record.loss_mask for record in records])
     lengths = np.array(values["response_length"], np.int64)
-    _refuse(_mask_problems(masks, lengths, ids), key)
+    _refuse(mask_problems(masks, lengths, ids), key)
     sources = zip(values["source_attempt"], values["source_rollout_id"], strict=True)
     return SampleColumns(
         {name: array for name, array in scalars.items() if array.null_count < len(array)},
@@ -227,26 +234,3 @@ def _spans(records: Sequence[SampleRecord], key: CaptureKey) -> pa.Array:
     spans = pa.StructArray.from_arrays(parts, fields=fields)
     missing = pa.array([row is None for row in rows], pa.bool_())
     return pa.ListArray.from_arrays(pa.array(offsets), spans, type=SPANS, mask=missing)
-
-
-def _mask_problems(masks: ListColumn, lengths: Array, ids: list[str]) -> list[str]:
-    found = np.zeros(len(ids), np.int64) if masks.lengths is None else masks.lengths
-    problems = [
-        f"row {row}: loss_mask of sample {ids[row]!r} has {found[row]} values, "
-        f"expected response_length = {lengths[row]}"
-        for row in np.flatnonzero(found != lengths)
-    ]
-    if masks.valid is not None:
-        problems += [
-            f"row {row}: loss_mask of sample {ids[row]!r} is None"
-            for row in np.flatnonzero(~masks.valid)
-        ]
-    wrong = np.flatnonzero(masks.values > 1)
-    for row in np.unique(np.searchsorted(masks.offsets, wrong, side="right") - 1):
-        values = masks.values[masks.offsets[row] : masks.offsets[row + 1]]
-        token = int(np.argmax(values > 1))
-        problems.append(
-            f"row {row}: loss_mask of sample {ids[row]!r} has {values[token]} at token {token}, "
-            "expected 0 or 1"
-        )
-    return problems
