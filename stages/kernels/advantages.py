@@ -1,5 +1,6 @@
 """Advantages of the response tokens."""
 
+import torch
 from torch import Tensor
 
 from trajreplay.schema import StageError
@@ -28,7 +29,6 @@ def grpo_advantages(rewards: Tensor, lengths: Tensor) -> Tensor:
     Source:
         Shao et al. 2024, DeepSeekMath, section 4.1.2, arXiv:2402.03300.
 
-    >>> import torch
     >>> grpo_advantages(torch.tensor([0.5, -0.5, 1.0]), torch.tensor([2, 0, 1]))
     tensor([0.5000, 0.5000, 1.0000])
     """
@@ -42,5 +42,6 @@ def grpo_advantages(rewards: Tensor, lengths: Tensor) -> Tensor:
             hint="Pass the response lengths, the differences of the offsets.",
         )
     if shortest == longest:
-        return rewards[:, None].expand(-1, longest).reshape(-1)
+        rows = rewards[:, None].expand(-1, longest)
+        return rows.clone(memory_format=torch.contiguous_format).flatten()
     return rewards.repeat_interleave(lengths)

@@ -1,20 +1,25 @@
 """From token values to what a trainer records: masked means of samples, and sums of them."""
 
+from math import isfinite
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from trajreplay.stages.kernels.precision import accumulation_factor, finite_or_nan
+from trajreplay.stages.kernels.precision import (
+    FLOAT32_TINY,
+    accumulation_factor,
+    finite_or_nan,
+)
 from trajreplay.stages.kernels.segments import (
     check_segments,
     check_shapes,
     scatter_sum,
-    segment_sum,
+    sum_checked,
 )
 
-# Roundings of a term besides those of its sum: the division by the count, which may be a product
-# with its rounded inverse, and a scale.
+# Roundings of a term besides those of its sum: a coefficient or the inverse of a count, the product
+# with it, and a scale.
 MEAN_ROUNDINGS = 3
 
 
@@ -33,7 +38,9 @@ class MeanError(NamedTuple):
     absolute: Tensor
 
 
-def seq_mean_token_mean(values: Tensor, loss_mask: Tensor, offsets: Tensor) -> MaskedMean:
+def seq_mean_token_mean(
+    values: Tensor, loss_mask: Tensor, offsets: Tensor, *, denominator: Tensor | None = None
+) -> MaskedMean:
     """Average the trained tokens of each sample.
 
         x_s = sum_t m_t x_t / max(sum_t m_t, 1)      over the tokens t of sample s
@@ -43,6 +50,8 @@ def seq_mean_token_mean(values: Tensor, loss_mask: Tensor, offsets: Tensor) -> M
         loss_mask: (N,) bool, integer or float. 1 where a token counts. Converted only if its
             dtype is not that of `values`: convert it once for several calls.
         offsets: (S+1,) int64. Where each sample begins, and N.
+        denominator: (S,) float. What to divide by if not the count; give that of an earlier call
+            with the same mask to count once. Token.
 
     Returns:
         Three (S,) tensors in the dtype of `values` if that is floating, else float64: mean and
@@ -67,14 +76,17 @@ def seq_mean_token_mean(values: Tensor, loss_mask: Tensor, offsets: Tensor) -> M
     >>> seq_mean_token_mean(values, torch.tensor([1, 1, 0, 0]), offsets).mean
     tensor([1.5000, 0.0000])
     """
-    _check("seq_mean_token_mean", values, loss_mask, offsets)
+    check_shapes("seq_mean_token_mean", values=(values, "N"), loss_mask=(loss_mask, "N"))
+    length = check_segments("seq_mean_token_mean", values, offsets)
     values = values if values.dtype.is_floating_point else values.double()
     weights = loss_mask.to(values.dtype)
-    numerator = segment_sum(values * weights, offsets)
-    # The product is exact and a fifth of the cost of the choice, but 0 x NaN is NaN.
-    if not bool(torch.isfinite(numerator).all()):
-        numerator = segment_sum(torch.where(weights != 0.0, values * weights, 0.0), offsets)
-    denominator = segment_sum(weights, offsets).clamp(min=1.0)
+    if denominator is None:
+        denominator = sum_checked(weights, offsets, length).clamp_(min=1.0)
+    numerator = sum_checked(values * weights, offsets, length)
+    # The product is exact and a fifth of the cost of a choice, but makes NaN of a masked NaN.
+    if not isfinite(float(numerator.sum())):
+        trained = torch.where(weights != 0.0, values * weights, 0.0)
+        numerator = sum_checked(trained, offsets, length)
     return MaskedMean(numerator / denominator, numerator, denominator)
 
 
@@ -113,14 +125,14 @@ def seq_mean_token_mean_error(
     >>> bound.error / 2.0**-24, bound.absolute
     (tensor([4.0000], dtype=torch.float64), tensor([1.], dtype=torch.float64))
     """
-    _check("seq_mean_token_mean_error", values, loss_mask, offsets)
     off = torch.zeros_like(values, dtype=torch.float64) if errors is None else errors.double()
     check_shapes("seq_mean_token_mean_error", values=(values, "N"), errors=(off, "N"))
     mask = loss_mask.double()
+    terms = values.double().abs() + off
     token_error, _, denominator = seq_mean_token_mean(off, mask, offsets)
-    absolute = seq_mean_token_mean(values.double().abs() + off, mask, offsets).mean
-    factor = accumulation_factor(denominator + (MEAN_ROUNDINGS - 1))
-    return MeanError(finite_or_nan(token_error + factor * absolute), finite_or_nan(absolute))
+    absolute = seq_mean_token_mean(terms, mask, offsets, denominator=denominator).mean
+    error = token_error + _sum_error(absolute, denominator)
+    return MeanError(finite_or_nan(error), finite_or_nan(absolute))
 
 
 def policy_loss(pg_loss: Tensor, entropy_loss: Tensor, *, entropy_coef: float) -> Tensor:
@@ -173,8 +185,8 @@ def policy_loss_error(pg: MeanError, entropy: MeanError, *, entropy_coef: float)
     """
     weight = abs(entropy_coef)
     absolute = pg.absolute + weight * entropy.absolute
-    factor = accumulation_factor(torch.tensor(3.0))
-    return MeanError(pg.error + weight * entropy.error + factor * absolute, absolute)
+    error = pg.error + weight * entropy.error
+    return MeanError(error + _sum_error(absolute, torch.ones_like(absolute)), absolute)
 
 
 def scatter_sum_error(bounds: MeanError, index: Tensor, size: int) -> MeanError:
@@ -208,10 +220,10 @@ def scatter_sum_error(bounds: MeanError, index: Tensor, size: int) -> MeanError:
     error = scatter_sum(bounds.error, index, size)
     absolute = scatter_sum(bounds.absolute, index, size)
     count = scatter_sum(torch.ones_like(bounds.error), index, size)
-    factor = accumulation_factor(count + (MEAN_ROUNDINGS - 1))
-    return MeanError(error + factor * (absolute + error), absolute)
+    return MeanError(error + _sum_error(absolute + error, count), absolute)
 
 
-def _check(kernel: str, values: Tensor, loss_mask: Tensor, offsets: Tensor) -> None:
-    check_shapes(kernel, values=(values, "N"), loss_mask=(loss_mask, "N"))
-    check_segments(kernel, values, offsets)
+def _sum_error(absolute: Tensor, count: Tensor) -> Tensor:
+    """Bound the rounding of a sum of count terms, scaled before or after it."""
+    error = accumulation_factor(count + (MEAN_ROUNDINGS - 1)) * absolute
+    return torch.where(absolute == 0.0, error, error + (count + 1.0) * FLOAT32_TINY)

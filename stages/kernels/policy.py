@@ -57,8 +57,8 @@ def ppo_clip(
         eps_clip_high: How far above 1, the same as below if None. Dimensionless.
 
     Returns:
-        Four (N,) tensors: log_ratio (nat), ratio and pg_loss (dimensionless) in the dtype of the
-        inputs, clipped (bool).
+        Four (N,) tensors in the dtype of the inputs: log_ratio (nat), ratio, pg_loss, and clipped,
+        1 or 0 (dimensionless).
 
     Raises:
         StageError: The inputs differ in length.
@@ -77,7 +77,7 @@ def ppo_clip(
     >>> old_log_probs, log_probs = torch.tensor([-1.0, -1.0]), torch.tensor([-0.5, -1.0])
     >>> tokens = ppo_clip(log_probs, old_log_probs, torch.tensor([1.0, -1.0]), eps_clip_high=0.28)
     >>> tokens.pg_loss, tokens.clipped
-    (tensor([-1.2800,  1.0000]), tensor([ True, False]))
+    (tensor([-1.2800,  1.0000]), tensor([1., 0.]))
     """
     _check("ppo_clip", log_probs, old_log_probs, advantages)
     low, high = _bounds(eps_clip, eps_clip_high)
@@ -86,7 +86,9 @@ def ppo_clip(
     weight = -advantages
     surrogate = weight * ratio
     bounded = ratio.clamp(low, high).mul_(weight)
-    return PpoClip(log_ratio, ratio, torch.maximum(surrogate, bounded), bounded > surrogate)
+    pg_loss = torch.maximum(surrogate, bounded)
+    # In place, into floats: a third of the cost of a comparison that makes bools.
+    return PpoClip(log_ratio, ratio, pg_loss, bounded.gt_(surrogate))
 
 
 def ppo_clip_error(
@@ -156,7 +158,8 @@ def ppo_clip_error(
     loss_error = size * (middle_error + u * (middle.abs() + middle_error))
     loss_error = torch.where(size == 0.0, loss_error, loss_error + FLOAT32_TINY)
     margin = size * (ratio_error + bound_error + 3.0 * u * bound.abs()) + 2.0 * FLOAT32_TINY
-    undecided = (size > 0.0) & (size * (ratio - bound).abs() <= margin)
+    undecided = size * (ratio - bound).abs() <= margin
+    undecided &= (size > 0.0) & torch.isfinite(margin)
     return PpoClipError(finite_or_nan(x_error), finite_or_nan(loss_error), undecided)
 
 

@@ -67,7 +67,7 @@ def group_rewards(
     groups = groups_of(group_index)
     scored = centred = _centred(raw, groups)
     if baseline == "none":
-        scored = raw
+        scored = raw.clone()
     if divide_by_std:
         spread = _spread(centred, groups, ddof)[groups.member]
         divided = groups.size[groups.member] > ddof

@@ -32,14 +32,8 @@ def segment_sum(values: Tensor, offsets: Tensor) -> Tensor:
     >>> segment_sum(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 2, 2, 3]))
     tensor([3., 0., 4.])
     """
-    check_segments("segment_sum", values, offsets)
-    length = _common_length(offsets, values.numel())
-    if length:
-        sums = values.reshape(-1, length).sum(1, dtype=torch.float64)
-    else:
-        packed = values.double().contiguous()
-        sums = torch.segment_reduce(packed, "sum", offsets=offsets, unsafe=True)
-    return sums.to(_kept_dtype(values))
+    length = check_segments("segment_sum", values, offsets)
+    return sum_checked(values, offsets, length)
 
 
 def segment_mean(values: Tensor, offsets: Tensor) -> Tensor:
@@ -94,8 +88,7 @@ def segment_max(values: Tensor, offsets: Tensor) -> Tensor:
     >>> segment_max(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 2, 2, 3]))
     tensor([2., -inf, 4.])
     """
-    check_segments("segment_max", values, offsets)
-    length = _common_length(offsets, values.numel())
+    length = check_segments("segment_max", values, offsets)
     packed = values.to(_kept_dtype(values)).contiguous()
     if length:
         return packed.reshape(-1, length).amax(1)
@@ -173,7 +166,7 @@ def check_shapes(kernel: str, **named: tuple[Tensor, str]) -> None:
         )
 
 
-def check_segments(kernel: str, values: Tensor, offsets: Tensor) -> None:
+def check_segments(kernel: str, values: Tensor, offsets: Tensor) -> int:
     """Check that offsets rise from 0 to the number of tokens.
 
     Args:
@@ -181,29 +174,51 @@ def check_segments(kernel: str, values: Tensor, offsets: Tensor) -> None:
         values: (N,) any dtype. The tokens of all samples, packed.
         offsets: (S+1,) int64. Where each sample begins, and N.
 
+    Returns:
+        The length that every sample has, 0 if they differ or have no tokens.
+
     Raises:
         StageError: They do not.
 
-    >>> check_segments("demo", torch.zeros(3), torch.tensor([0, 2, 3]))
+    >>> check_segments("demo", torch.zeros(4), torch.tensor([0, 2, 4]))
+    2
     """
     check_shapes(kernel, values=(values, "N"), offsets=(offsets, "S"))
-    count = values.numel()
-    rises = offsets.numel() > 0 and bool((offsets.diff() >= 0).all())
+    count, samples = values.numel(), offsets.numel() - 1
+    if samples > 0 and count and count % samples == 0:
+        length = count // samples
+        regular = torch.arange(0, count + 1, length, dtype=offsets.dtype, device=offsets.device)
+        if torch.equal(offsets, regular):
+            return length
+    rises = samples >= 0 and bool((offsets.diff() >= 0).all())
     if not rises or int(offsets[0]) != 0 or int(offsets[-1]) != count:
         raise StageError(
             f"{kernel}: offsets do not rise from 0 to {count}, the number of tokens",
             hint="offsets are the cumulative sums of the response lengths, with 0 before them.",
         )
+    return 0
 
 
-def _common_length(offsets: Tensor, count: int) -> int:
-    """Give the length that every sample has, 0 if they differ or are empty."""
-    samples = offsets.numel() - 1
-    if samples < 1 or count == 0 or count % samples:
-        return 0
-    length = count // samples
-    regular = torch.arange(0, count + 1, length, dtype=offsets.dtype, device=offsets.device)
-    return length if torch.equal(offsets, regular) else 0
+def sum_checked(values: Tensor, offsets: Tensor, length: int) -> Tensor:
+    """Sum the tokens of each sample, offsets being checked.
+
+    Args:
+        values: (N,) bool, integer or float. The tokens of all samples, packed.
+        offsets: (S+1,) int64. Where each sample begins, and N.
+        length: What `check_segments` gave for them.
+
+    Returns:
+        (S,) as `segment_sum`.
+
+    >>> sum_checked(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 1, 3]), 0)
+    tensor([1., 6.])
+    """
+    if length:
+        sums = values.reshape(-1, length).sum(1, dtype=torch.float64)
+    else:
+        packed = values.double().contiguous()
+        sums = torch.segment_reduce(packed, "sum", offsets=offsets, unsafe=True)
+    return sums.to(_kept_dtype(values))
 
 
 def _kept_dtype(values: Tensor) -> torch.dtype:
