@@ -138,12 +138,8 @@ def _entry(tree: dict[str, Any], key: CaptureKey, path: str) -> Entry:
         owner=exact.typed(tree["owner"], bool),
         cohort_size=exact.optional(tree["cohort_size"], exact.whole),
         created_us=exact.whole(tree["created_us"]),
-        resumed_from=None
-        if resumed is None
-        else ResumePoint(*map(exact.whole, exact.array(resumed))),
-        sources=tuple(
-            (exact.whole(one[0]), exact.whole(one[1])) for one in exact.array(tree["sources"])
-        ),
+        resumed_from=exact.optional(tree["resumed_from"], _resume_point),
+        sources=tuple(map(_source, exact.array(tree["sources"]))),
         files=tuple(_file(one, path) for one in exact.array(tree["files"])),
         tokens=exact.whole(tree["tokens"]),
         reason=exact.text(tree["reason"]),

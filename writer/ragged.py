@@ -49,7 +49,7 @@ def mask_problems(masks: ListColumn, lengths: Array, sample_ids: Sequence[str]) 
         values = masks.values[masks.offsets[row] : masks.offsets[row + 1]]
         token = int(np.argmax(values > 1))
         problems.append(
-            f"row {row}: loss_mask of sample {sample_ids[row]!r} has {values[token]} at token {token}, "
-            "expected 0 or 1"
+            f"row {row}: loss_mask of sample {sample_ids[row]!r} has {values[token]} at token "
+            f"{token}, expected 0 or 1"
         )
     return problems
