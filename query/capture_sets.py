@@ -117,29 +117,33 @@ class CaptureSets(Mapping[Cohort, CaptureSet]):
     def __init__(self, catalog: Catalog, shown: Mapping[str, Lineage]) -> None:
         self.catalog = catalog
         self.lineages = shown
-        visible = (
-            cohort
-            for cohort in catalog.by_cohort
-            if cohort.run_id in shown and shown[cohort.run_id].shows(cohort)
-        )
-        self._sets: dict[Cohort, CaptureSet | None] = dict.fromkeys(
-            sorted(visible, key=lambda cohort: cohort.order)
-        )
+        self._read_already: dict[Cohort, CaptureSet] = {}
+
+    @cached_property
+    def _cohorts(self) -> tuple[Cohort, ...]:
+        visible = (cohort for cohort in self.catalog.by_cohort if self._shows(cohort))
+        return tuple(sorted(visible, key=lambda cohort: cohort.order))
+
+    def _shows(self, cohort: Cohort) -> bool:
+        lineage = self.lineages.get(cohort.run_id)
+        return lineage is not None and lineage.shows(cohort)
 
     def __getitem__(self, cohort: Cohort) -> CaptureSet:
-        found = self._sets[cohort]
+        if cohort not in self:
+            raise KeyError(cohort)
+        found = self._read_already.get(cohort)
         if found is None:
-            found = self._sets[cohort] = self._read(cohort)
+            found = self._read_already[cohort] = self._read(cohort)
         return found
 
     def __contains__(self, cohort: object) -> bool:
-        return cohort in self._sets
+        return cohort in self.catalog.by_cohort and self._shows(cohort)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Cohort]:
-        return iter(self._sets)
+        return iter(self._cohorts)
 
     def __len__(self) -> int:
-        return len(self._sets)
+        return len(self._cohorts)
 
     def _read(self, cohort: Cohort) -> CaptureSet:
         overlap = self.lineages[cohort.run_id].overlaps.get(cohort)

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+
 from trajreplay.schema.attempt import AttemptRecord, load_attempt
 from trajreplay.schema.canonical import MAX_BYTES
-from trajreplay.schema.entry import Entry, load_entry
+from trajreplay.schema.entry import Entry
+from trajreplay.schema.entry_codec import load_entry
 from trajreplay.schema.errors import DatasetError, QueryError
 from trajreplay.schema.identity import CaptureKey, ResumePoint
 from trajreplay.schema.layout import (
@@ -21,7 +24,9 @@ from trajreplay.schema.layout import (
     run_of_attempt,
 )
 from trajreplay.schema.store import LocalStore
+from trajreplay.schema.tables import MANIFEST
 
+_KEY_SCHEMA = pa.schema([MANIFEST[name].field for name in CaptureKey._fields])
 _CLAIM = ".claim"  # held beside a name while its file is being placed where links are not supported
 
 
@@ -120,6 +125,16 @@ class Catalog:
     @cached_property
     def _named_attempts(self) -> frozenset[tuple[str, int]]:
         return frozenset(self.attempt_names)
+
+    @cached_property
+    def key_table(self) -> pa.Table:
+        """All keys as a table, in the order of `keys`, with their place as `index`."""
+        parts: list[Any] = list(zip(*self.keys, strict=True)) or [()] * len(_KEY_SCHEMA)
+        arrays = [
+            pa.array(part, field.type) for part, field in zip(parts, _KEY_SCHEMA, strict=True)
+        ]
+        table = pa.Table.from_arrays(arrays, schema=_KEY_SCHEMA)
+        return table.append_column("index", pa.array(range(len(self.keys)), pa.int64()))
 
     @cached_property
     def by_attempt(self) -> Mapping[tuple[str, int], tuple[CaptureKey, ...]]:

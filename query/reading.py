@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from trajreplay.query.datafile import broken, check_counts, open_file, row_groups
 from trajreplay.schema.columns import Column, Table
-from trajreplay.schema.digest import canonical_type, column_digest
+from trajreplay.schema.digest import column_digest
 from trajreplay.schema.entry import ColumnSeal, DataFile, Entry
-from trajreplay.schema.errors import DatasetError, SchemaError
+from trajreplay.schema.errors import SchemaError
+from trajreplay.schema.identity import CaptureKey
 from trajreplay.schema.store import LocalStore
-from trajreplay.schema.tables import TABLES
 
-FOOTER_LIMIT_BYTES = 16 << 20
 TEXT_LIMIT_BYTES = 256 << 20
-_MAGIC = b"PAR1"
-_TRUST_HINT = "Restore the file from a copy of the lake. What else is affected: trajreplay validate"
+WHOLE_LIMIT_BYTES = 64 << 20
+_TEXT_GUESS_BYTES = 64
+_KEYS = {*CaptureKey._fields, "row"}
 
 
 def read_columns(
@@ -51,43 +49,69 @@ def read_columns(
     """
     wanted = _declared(table, columns)
     file = entry.file(table.name)
-    schema = pa.schema([column.field for column in wanted])
     if file is None:
-        return schema.empty_table()
+        return _schema(wanted).empty_table()
     there = [column for column in wanted if column.name in file.columns]
-    found: dict[str, pa.ChunkedArray] = {}
-    if there:
-        with open_file(store, file, table) as reader:
-            found = _decode(reader, file, table, there)
-    arrays = [_finished(file, entry, column, found, verify=verify) for column in wanted]
-    return pa.Table.from_arrays(arrays, schema=schema)
+    if not there:
+        return _finished(file, entry, wanted, {}, file.rows)
+    with open_file(store, file, table) as reader:
+        check_counts(reader, file, table, [column.name for column in there])
+        found = _decode(reader, file, there, row_groups(file))
+    if found.num_rows < file.first_row + file.rows:
+        raise broken(file, f"holds {found.num_rows} rows, expected {file.rows}")
+    named = _named(found.slice(file.first_row, file.rows))
+    return _finished(file, entry, wanted, named, file.rows, verify=verify)
 
 
-@contextmanager
-def open_file(store: LocalStore, file: DataFile, table: Table) -> Iterator[pq.ParquetFile]:
-    """Open a data file; its size, footer, schema and row groups are checked.
+def read_batches(
+    store: LocalStore, entry: Entry, table: Table, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Read columns of one capture in bounded pieces, for a scan.
+
+    A capture that takes no more than 64 MiB is read and its digests are verified as in
+    `read_columns`; a larger one comes a row group at a time, without.
 
     Raises:
+        SchemaError: A name is not declared.
         DatasetError: The file is not what the entry says.
     """
-    with os.fdopen(store.open(file.path), "rb", buffering=0) as content:
-        size = os.fstat(content.fileno()).st_size
-        if size != file.bytes:
-            raise broken(file, f"has {size} bytes, expected {file.bytes}")
-        tail = os.pread(content.fileno(), 8, max(size - 8, 0))
-        footer_bytes = int.from_bytes(tail[:4], "little")
-        if tail[4:] != _MAGIC or footer_bytes > min(FOOTER_LIMIT_BYTES, size - 12):
-            raise broken(file, "does not end in the footer of a Parquet file of at most 16 MiB")
-        texts = [name for name in file.columns if name in table and table[name].is_text]
-        try:
-            reader = pq.ParquetFile(
-                pa.PythonFile(content, mode="r"), read_dictionary=texts, pre_buffer=False
-            )
-        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-            raise broken(file, f"has a footer that cannot be read: {error}") from error
-        _check_schema(reader, file, table)
-        _check_row_groups(reader, file)
-        yield reader
+    wanted = _declared(table, columns)
+    file = entry.file(table.name)
+    there = [column for column in wanted if file is not None and column.name in file.columns]
+    if file is None or not there or _decoded_bytes(file, there) <= WHOLE_LIMIT_BYTES:
+        yield from read_columns(store, entry, table, columns).to_batches()
+        return
+    with open_file(store, file, table) as reader:
+        check_counts(reader, file, table, [column.name for column in there])
+        start = -file.first_row  # of the row group, among the rows of the capture
+        for group in row_groups(file):
+            found = _decode(reader, file, there, [group])
+            first, last = max(-start, 0), min(file.rows - start, found.num_rows)
+            named = _named(found.slice(first, last - first))
+            yield from _finished(
+                file, entry, wanted, named, last - first, start=start + first
+            ).to_batches()
+            start += found.num_rows
+
+
+def _decoded_bytes(file: DataFile, columns: list[Column]) -> int:
+    return sum(file.columns[column.name].values * _width(column.type) for column in columns)
+
+
+def _width(column_type: pa.DataType) -> int:
+    if pa.types.is_list(column_type):
+        return _width(column_type.value_type)
+    if pa.types.is_struct(column_type):
+        return sum(_width(field.type) for field in column_type)
+    return _TEXT_GUESS_BYTES if pa.types.is_string(column_type) else column_type.bit_width // 8
+
+
+def _schema(columns: list[Column]) -> pa.Schema:
+    return pa.schema([column.field for column in columns])
+
+
+def _named(found: pa.Table) -> dict[str, pa.ChunkedArray]:
+    return {name: found.column(index) for index, name in enumerate(found.column_names)}
 
 
 def _declared(table: Table, names: Sequence[str]) -> list[Column]:
@@ -99,141 +123,62 @@ def _declared(table: Table, names: Sequence[str]) -> list[Column]:
     return [table[name] for name in names]
 
 
-def _check_schema(reader: pq.ParquetFile, file: DataFile, table: Table) -> None:
-    found = reader.schema_arrow
-    names = tuple(found.names)
-    if set(names) != set(file.columns) or len(names) != len(set(names)):
-        odd = sorted(set(names) ^ set(file.columns)) or sorted(names)
-        raise broken(file, f"does not have the columns that its entry lists: {', '.join(odd)}")
-    unknown = [name for name in names if name not in table]
-    if unknown:
-        raise broken(file, f"has the column {unknown[0]!r}, which no {table.name} row has")
-    if found.equals(_expected_schema(table.name, names)):
-        return
-    for one in found:
-        declared = table[one.name].type
-        if _type_text(one.type) != canonical_type(declared):
-            raise broken(
-                file, f"column {one.name} has the type {one.type}, expected {declared}", one.name
-            )
-
-
-@cache
-def _expected_schema(table_name: str, names: tuple[str, ...]) -> pa.Schema:
-    table = TABLES[table_name]
-    dictionary = pa.dictionary(pa.int32(), pa.string())
-    return pa.schema(
-        [
-            table[name].field.with_type(dictionary) if table[name].is_text else table[name].field
-            for name in names
-        ]
-    )
-
-
-def _type_text(column_type: pa.DataType) -> str:
-    try:
-        return canonical_type(column_type)
-    except SchemaError:
-        return "another"
-
-
-def _check_row_groups(reader: pq.ParquetFile, file: DataFile) -> None:
-    metadata = reader.metadata
-    last = file.first_row_group + len(file.row_groups)
-    if last > metadata.num_row_groups:
-        raise broken(file, f"has {metadata.num_row_groups} row groups, expected {last} or more")
-    rows = tuple(metadata.row_group(index).num_rows for index in _groups(file))
-    if rows != file.row_groups or file.first_row + file.rows > sum(rows):
-        raise broken(file, f"has row groups of {list(rows)} rows, expected {list(file.row_groups)}")
-
-
-def check_counts(
-    reader: pq.ParquetFile, file: DataFile, table: Table, columns: Iterable[str]
-) -> None:
-    """Hold the footer's value counts against the entry's, before any value takes memory.
-
-    Raises:
-        DatasetError: A column claims another number of values.
-    """
-    wanted = set(columns)
-    groups = [reader.metadata.row_group(index) for index in _groups(file)]
-    alone = file.rows == sum(file.row_groups)
-    for index, name in enumerate(_leaf_names(table.name, tuple(reader.schema_arrow.names))):
-        if name not in wanted:
-            continue
-        seal = file.columns[name]
-        values = sum(group.column(index).num_values for group in groups)
-        # A row without values, null or an empty list, counts as one value in a footer.
-        low = max(seal.values, file.rows) if table[name].is_list else file.rows
-        high = seal.values + file.rows if table[name].is_list else file.rows
-        if values < low or (alone and values > high):
-            raise broken(
-                file, f"column {name} has {values} values in its footer, expected {low}", name
-            )
-
-
-@cache
-def _leaf_names(table_name: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The column of each Parquet leaf: a struct has one leaf per field."""
-    return tuple(name for name in names for _ in range(_leaves(TABLES[table_name][name].type)))
-
-
-def _leaves(column_type: pa.DataType) -> int:
-    inner = column_type.value_type if pa.types.is_list(column_type) else column_type
-    return int(inner.num_fields) if pa.types.is_struct(inner) else 1
-
-
-def _groups(file: DataFile) -> range:
-    return range(file.first_row_group, file.first_row_group + len(file.row_groups))
-
-
 def _decode(
-    reader: pq.ParquetFile, file: DataFile, table: Table, columns: list[Column]
-) -> dict[str, pa.ChunkedArray]:
+    reader: pq.ParquetFile, file: DataFile, columns: list[Column], groups: Iterable[int]
+) -> pa.Table:
     names = [column.name for column in columns]
-    check_counts(reader, file, table, names)
     try:
-        decoded = reader.read_row_groups(list(_groups(file)), columns=names, use_threads=False)
+        return reader.read_row_groups(list(groups), columns=names, use_threads=False)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise broken(file, f"cannot be decoded: {error}") from error
-    decoded = decoded.slice(file.first_row, file.rows)
-    if decoded.num_rows != file.rows:
-        raise broken(file, f"holds {decoded.num_rows} rows, expected {file.rows}")
-    return {name: decoded.column(index) for index, name in enumerate(decoded.column_names)}
 
 
 def _finished(
     file: DataFile,
     entry: Entry,
-    column: Column,
+    wanted: list[Column],
     found: dict[str, pa.ChunkedArray],
+    rows: int,
     *,
-    verify: bool,
-) -> pa.ChunkedArray | pa.Array:
-    values = found.get(column.name)
-    if values is None:
-        if not column.nullable and file.rows:
-            raise broken(file, f"lacks the column {column.name}, which every row has", column.name)
-        return pa.nulls(file.rows, column.type)
+    start: int = 0,
+    verify: bool = False,
+) -> pa.Table:
+    arrays = []
+    for column in wanted:
+        values = found.get(column.name)
+        if values is None:
+            if not column.nullable and rows:
+                raise broken(file, f"lacks the column {column.name}", column.name)
+            arrays.append(pa.nulls(rows, column.type))
+            continue
+        values = checked(file, column, values)
+        if verify:
+            check_digest(file, column.name, values, file.columns[column.name])
+        if column.name in _KEYS:
+            check_key(file, entry, column.name, values, start)
+        arrays.append(values)
+    return pa.Table.from_arrays(arrays, schema=_schema(wanted))
+
+
+def checked(file: DataFile, column: Column, values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Values as they come out of a file, in the declared type and without undeclared nulls.
+
+    Raises:
+        DatasetError: Null rows or elements that the declaration rules out, or too much text.
+    """
     if column.is_text:
-        values = plain_text(file, column.name, values)
+        values = _plain_text(file, column.name, values)
     if values.type != column.type:
         values = values.cast(column.type)
-    _check_nulls(file, column, values)
-    seal = file.columns[column.name]
-    if verify:
-        check_digest(file, column.name, values, seal)
-    if column.role == "key":
-        check_key(file, entry, column.name, values)
+    if values.null_count and not column.nullable:
+        found = f"column {column.name} has {values.null_count} nulls, expected none"
+        raise broken(file, found, column.name)
+    if column.is_list and any(_null_elements(chunk.values) for chunk in values.chunks):
+        raise broken(file, f"column {column.name} has null elements, expected none", column.name)
     return values
 
 
-def plain_text(file: DataFile, name: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Strings out of their dictionaries, if they fit the limit.
-
-    Raises:
-        DatasetError: They would take more than 256 MiB.
-    """
+def _plain_text(file: DataFile, name: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
     size = sum(len(chunk) * chunk.dictionary.nbytes for chunk in values.chunks)
     if size > TEXT_LIMIT_BYTES:  # a bound; only where it is passed is the size itself reckoned
         size = sum(
@@ -245,15 +190,6 @@ def plain_text(file: DataFile, name: str, values: pa.ChunkedArray) -> pa.Chunked
             file, f"column {name} decodes to {size} bytes of text, expected at most 256 MiB", name
         )
     return pa.chunked_array([chunk.dictionary_decode() for chunk in values.chunks], pa.string())
-
-
-def _check_nulls(file: DataFile, column: Column, values: pa.ChunkedArray) -> None:
-    if values.null_count and not column.nullable:
-        raise broken(
-            file, f"column {column.name} has {values.null_count} nulls, expected none", column.name
-        )
-    if column.is_list and any(_null_elements(chunk.values) for chunk in values.chunks):
-        raise broken(file, f"column {column.name} has null elements, expected none", column.name)
 
 
 def _null_elements(values: pa.Array) -> bool:
@@ -278,26 +214,30 @@ def check_digest(file: DataFile, name: str, values: Any, seal: ColumnSeal) -> No
         )
 
 
-def check_key(file: DataFile, entry: Entry, name: str, values: pa.ChunkedArray) -> None:
+def check_key(
+    file: DataFile, entry: Entry, name: str, values: pa.ChunkedArray, start: int = 0
+) -> None:
     """Hold a key column against the key under which the capture was committed.
+
+    Args:
+        file: Where the column was read.
+        entry: The capture.
+        name: The column.
+        values: Its values from row `start` on.
+        start: Row of the capture that the first value is of.
 
     Raises:
         DatasetError: A row says it belongs to another capture.
     """
-    if not len(values):
-        return
+    expected = key_values(entry.key, name, len(values), start).cast(values.type)
+    if not values.equals(pa.chunked_array([expected])):
+        found = f"column {name} is not that of its entry, {entry.key}, in every row"
+        raise broken(file, found, name)
+
+
+def key_values(key: CaptureKey, name: str, rows: int, start: int = 0) -> pa.Array:
+    """A key column as the manifest has it."""
     if name == "row":
-        expected = pa.array(range(len(values)), values.type)
-        same = values.combine_chunks().equals(expected)
-    else:
-        wanted = pa.scalar(getattr(entry.key, name), values.type)
-        same = pc.all(pc.equal(values, wanted)).as_py()
-    if not same:
-        raise broken(
-            file, f"column {name} is not the {name} of its entry, {entry.key}, in every row", name
-        )
-
-
-def broken(file: DataFile, found: str, column: str | None = None) -> DatasetError:
-    """The error of a data file that is not what its entry says."""
-    return DatasetError(f"{file.path} {found}", hint=_TRUST_HINT, path=file.path, column=column)
+        return pa.array(range(start, start + rows), pa.int32())
+    value = getattr(key, name)
+    return pa.nulls(rows) if value is None else pa.repeat(pa.scalar(value), rows)

@@ -1,0 +1,131 @@
+"""A DuckDB connection that can read the tables of a lake and nothing else."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import duckdb
+
+from trajreplay.query.dataset import lake_tables
+from trajreplay.query.visible import Visible
+from trajreplay.schema.errors import QueryError
+from trajreplay.schema.tables import ROLLOUTS, STEPS
+
+MEMORY_BYTES = 2 << 30
+SPILL_BYTES = 16 << 30
+TIME_LIMIT_S = 3600.0
+
+
+@contextmanager
+def connect(
+    visible: Visible,
+    *,
+    memory_bytes: int = MEMORY_BYTES,
+    threads: int | None = None,
+    time_limit_s: float = TIME_LIMIT_S,
+) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Open a connection to the tables of a lake, locked.
+
+    It opens no file, loads no extension, sees no Python variable, and its configuration cannot be
+    changed. What it spills goes to a folder of its own outside the lake.
+
+    Args:
+        visible: What the tables show.
+        memory_bytes: What DuckDB may take; batches on their way to it come on top.
+        threads: Threads of DuckDB; all cores if omitted. Sums of floats depend on the order in
+            which threads finish: give 1 where the last bit matters.
+        time_limit_s: When a statement is interrupted.
+
+    Raises:
+        QueryError: There is no folder for temporary files outside the lake.
+    """
+    folder = _outside(visible.catalog.store.root)
+    limit_ms = max(1, round(time_limit_s * 1000))
+    connection = _instance(os.getpid(), folder, memory_bytes, threads, limit_ms).cursor()
+    try:
+        for name, table in lake_tables(visible).items():
+            connection.register(name, table)
+        connection.execute(SAMPLES_VIEW)
+        yield connection
+    finally:
+        connection.close()
+        del connection
+
+
+@cache
+def _instance(
+    process: int, folder: str, memory_bytes: int, threads: int | None, limit_ms: int
+) -> duckdb.DuckDBPyConnection:
+    """An empty locked database; opening one takes longer than most queries, so it is kept."""
+    spill = tempfile.mkdtemp(prefix=f"trajreplay-{process}-", dir=folder)
+    instance = duckdb.connect(
+        config={
+            "allow_community_extensions": False,
+            "allow_persistent_secrets": False,
+            "arrow_large_buffer_size": True,
+            "autoinstall_known_extensions": False,
+            "autoload_known_extensions": False,
+            "enable_external_access": False,
+            "lock_configuration": True,
+            "max_execution_time": limit_ms,
+            "max_temp_directory_size": f"{SPILL_BYTES} bytes",
+            "memory_limit": f"{memory_bytes} bytes",
+            "python_enable_replacements": False,
+            "temp_directory": spill,
+            **({} if threads is None else {"threads": threads}),
+        }
+    )
+    atexit.register(_close, process, instance, spill)
+    return instance
+
+
+def _close(process: int, instance: duckdb.DuckDBPyConnection, spill: str) -> None:
+    """Close a database: one that is open when the interpreter exits crashes it."""
+    if os.getpid() == process:
+        instance.close()
+        shutil.rmtree(spill, ignore_errors=True)
+
+
+def _outside(root: Path) -> str:
+    folder = Path(tempfile.gettempdir()).resolve()
+    if folder.is_relative_to(root):
+        folder = root.parent
+    if not folder.is_dir() or folder == root:
+        raise QueryError(
+            f"no folder for temporary files outside the lake {root}",
+            hint="Set TMPDIR to a folder that is not inside the lake.",
+        )
+    return str(folder)
+
+
+def _samples_view() -> str:
+    """Every sample once for each step that consumed it, and once where none did."""
+    of_step = ("attempt", "rollout_id", "step_id", "rank", "row")
+    columns = ["coalesce(s.run_id, r.run_id) AS run_id"]
+    columns += [f"s.{name}" for name in of_step]
+    columns += [
+        "coalesce(s.source_attempt, r.attempt) AS source_attempt",
+        "coalesce(s.source_rollout_id, r.rollout_id) AS source_rollout_id",
+        "r.rank AS source_rank",
+        "r.row AS source_row",
+    ]
+    columns += [
+        f"coalesce(s.{column.name}, r.{column.name}) AS {column.name}"
+        for column in STEPS.columns
+        if column.name in ROLLOUTS and column.role != "key"
+    ]
+    return (
+        f"CREATE TEMP VIEW samples AS SELECT {', '.join(columns)} "
+        "FROM steps s FULL JOIN rollouts r ON s.run_id = r.run_id AND s.source_attempt = r.attempt "
+        "AND s.source_rollout_id = r.rollout_id AND s.sample_id = r.sample_id"
+    )
+
+
+SAMPLES_VIEW = _samples_view()

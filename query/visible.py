@@ -1,0 +1,94 @@
+"""Which captures the tables of SQL show, and which they leave out, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+from trajreplay.query.capture_sets import CaptureSets
+from trajreplay.query.catalog import Catalog, Cohort, cohort_of
+from trajreplay.query.lineage import lineages
+from trajreplay.schema.entry import Entry
+from trajreplay.schema.errors import DatasetError, TrajReplayError
+from trajreplay.schema.identity import DATA, CaptureKey
+
+
+class Visible:
+    """What one query sees of a lake.
+
+    Args:
+        catalog: The lake.
+        run_id: Only this run.
+        attempt: The lineage of this attempt, instead of the newest.
+        allow_partial: Show incomplete capture sets and superseded attempts too.
+        only: Show the capture sets of these cohorts, complete or not.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        *,
+        run_id: str | None = None,
+        attempt: int | None = None,
+        allow_partial: bool = False,
+        only: Collection[Cohort] | None = None,
+    ) -> None:
+        self.catalog = catalog
+        self.run_id = run_id
+        self.sets = CaptureSets(catalog, lineages(catalog, run_id, attempt))
+        self.allow_partial = allow_partial
+        self.only = only
+        self.incomplete: dict[Cohort, str] = {}
+        self.superseded: set[Cohort] = set()
+        self.damaged: dict[CaptureKey, DatasetError] = {}
+        self.errors: list[TrajReplayError] = []
+
+    def entries(self, keys: Iterable[CaptureKey]) -> Iterator[Entry]:
+        """The entries to show among these keys: data of owners, each once."""
+        for key in keys:
+            if key.part == DATA and self._shows(key):
+                try:
+                    entry = self.catalog.entry(key)
+                except DatasetError as error:
+                    self.damaged[key] = error
+                    continue
+                if entry.owner:
+                    yield entry
+
+    def _shows(self, key: CaptureKey) -> bool:
+        if self.run_id is not None and key.run_id != self.run_id:
+            return False
+        if key.kind == "events":
+            lineage = self.sets.lineages.get(key.run_id)
+            return self.allow_partial or (lineage is not None and lineage.shows(key))
+        cohort = cohort_of(key)
+        if self.only is not None:
+            return cohort in self.only
+        if self.allow_partial:
+            return True
+        if cohort not in self.sets:
+            self.superseded.add(cohort)
+            return False
+        if self.sets[cohort].complete:
+            return True
+        self.incomplete[cohort] = self.sets[cohort].refusals()[0]
+        return False
+
+    def notes(self) -> tuple[str, ...]:
+        """What was left out of what was read so far, one sentence each."""
+        notes = []
+        if self.incomplete:
+            first, reason = next(iter(self.incomplete.items()))
+            notes.append(
+                f"{_count(len(self.incomplete), 'capture set')} left out as incomplete, the first: "
+                f"{first}: {reason}"
+            )
+        if self.superseded:
+            notes.append(
+                f"{_count(len(self.superseded), 'capture set')} of superseded attempts left out"
+            )
+        notes += [f"left out: {error.message}" for error in self.damaged.values()]
+        return tuple(notes)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + "s" * (number != 1)
