@@ -13,16 +13,22 @@ from trajreplay.cli.errors import report_error, silence_broken_pipe
 from trajreplay.cli.options import LAKE_HELP, Session
 from trajreplay.cli.verb import EXIT_CODES, HELP, write_exit_codes
 
-# Verb: (module, the line shown by --help). The modules are loaded when a verb is called.
+# Verb: (module, the first sentence of its help). The modules are loaded when a verb is called.
 VERBS = {
     "init": ("trajreplay.cli.init", "Make a new, empty lake."),
-    "demo": ("trajreplay.cli.demo.command", "Train a tiny policy with a fault, and find it."),
-    "info": ("trajreplay.cli.overview", "Show what a lake holds, one row for each attempt."),
-    "inspect": ("trajreplay.cli.overview", "Show single captures: who wrote them, and what."),
+    "demo": (
+        "trajreplay.cli.demo.command",
+        "Train a tiny policy on two ranks, capture it, replay it, and find the fault put into it.",
+    ),
+    "info": ("trajreplay.cli.overview", "Show what a lake holds, a row for each attempt."),
+    "inspect": ("trajreplay.cli.overview", "Show who wrote each capture, and what is in it."),
     "validate": ("trajreplay.cli.validate", "Check that a lake is whole, without arithmetic."),
-    "replay": ("trajreplay.cli.replay", "Recompute the stages and name the first divergence."),
-    "sql": ("trajreplay.cli.sql", "Ask a lake a question in SQL."),
-    "schema": ("trajreplay.cli.schema", "List the tables and columns, or the stages."),
+    "replay": (
+        "trajreplay.cli.replay",
+        "Recompute every stage from reward to loss and name the first one that differs.",
+    ),
+    "sql": ("trajreplay.cli.sql", "Ask a lake one question in SQL."),
+    "schema": ("trajreplay.cli.schema", "List the columns of the tables, or the stages."),
 }
 
 

@@ -62,8 +62,10 @@ def _several(flag: str, name: str, kind: Any, metavar: str, what: str) -> Callab
 @click.option(
     "--closure",
     type=click.Choice(["group", "cohort"]),
-    help="What a selection is widened to: whole groups, or the whole rollout or step. "
-    "Default: whole groups, and the stages over a whole cohort where they are all of it.",
+    default="group",
+    show_default=True,
+    help="What a selection is widened to: whole groups, with the stages over a whole rollout or "
+    "step only where the groups are all of it; or the whole rollout or step.",
 )
 @click.option(
     "--allow-partial",

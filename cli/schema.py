@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.option("--stages", is_flag=True, help="List the stages instead. Default: the columns.")
 @output_options
 def schema(table: str | None, stages: bool, output: Output) -> None:
-    """List the columns of TABLE, else of all tables; with --stages, what is recomputed and how."""
+    """List the columns of the tables, or the stages."""
     import pyarrow as pa
 
     from trajreplay.schema import TABLES
