@@ -70,16 +70,20 @@ def read_float(text: object) -> float:
     Raises:
         ValueError: It is neither.
     """
-    if isinstance(text, (int, float)) and not isinstance(text, bool):
-        return float(text)
-    if not isinstance(text, str):
-        raise ValueError(f"{text!r} is no number")
-    if text.startswith("nan:"):
-        value = float(struct.unpack(">d", bytes.fromhex(text[4:]))[0])
+    if isinstance(text, str) and text.startswith("nan:"):
+        bits = bytes.fromhex(text[4:])
+        value = struct.unpack(">d", bits)[0] if len(bits) == 8 else 0.0
         if not math.isnan(value):
             raise ValueError(f"{text!r} is no NaN")
-        return value
-    return float.fromhex(text)
+        return float(value)
+    try:
+        if isinstance(text, (int, float)) and not isinstance(text, bool):
+            return float(text)
+        if isinstance(text, str):
+            return float.fromhex(text)
+    except OverflowError as error:
+        raise ValueError(f"{text!r} is too large for a float") from error
+    raise ValueError(f"{text!r} is no number")
 
 
 def _exact(value: Any) -> Any:

@@ -64,9 +64,7 @@ class _PartHasher:
 
     def __init__(self) -> None:
         self._hasher = blake3()
-        self._pending = (
-            bytearray()
-        )  # small pieces are hashed together: a call costs as much as 4 KiB
+        self._pending = bytearray()  # small pieces go together: a call costs as much as 4 KiB
 
     def part(self, *pieces: Any) -> None:
         """Feed one part, which may come in pieces."""
@@ -95,7 +93,9 @@ def _logical(column_type: pa.DataType) -> pa.DataType:
 
 
 def _plain(chunk: pa.Array) -> pa.Array:
-    return chunk.dictionary_decode() if pa.types.is_dictionary(chunk.type) else chunk
+    if pa.types.is_dictionary(chunk.type):
+        chunk = chunk.dictionary_decode()
+    return chunk.cast(pa.large_string()) if pa.types.is_string_view(chunk.type) else chunk
 
 
 @cache
