@@ -238,6 +238,8 @@ def _resume_problems(catalog: Catalog, cohort: Cohort, entries: list[Entry]) -> 
 
 
 def _copy_problems(entries: list[Entry]) -> list[str]:
+    if all(entry.owner for entry in entries):
+        return []
     shards = {entry.parallel.shard for entry in entries if entry.owner}
     return [
         f"rank {entry.key.rank} is a parallel copy and no rank of the set owns its samples"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from functools import cache
+from types import TracebackType
+from typing import Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,62 +21,151 @@ from trajreplay.schema.tables import TABLES
 FOOTER_LIMIT_BYTES = 16 << 20
 _MAGIC = b"PAR1"
 _TRUST_HINT = "Restore the file from a copy of the lake. What else is affected: trajreplay validate"
+_TEXT = pa.dictionary(pa.int32(), pa.string())
 
 
-@contextmanager
-def open_file(store: LocalStore, file: DataFile, table: Table) -> Iterator[pq.ParquetFile]:
-    """Open a data file; its size, footer, schema and row groups are checked.
+class OpenFile:
+    """A data file, open for some of its columns; a context manager.
+
+    Opening checks the file's size, footer and schema, and for these columns the counts, before
+    any value takes memory.
+
+    Args:
+        store: The lake.
+        file: The file, as the entry has it.
+        table: The table of its rows.
+        columns: The columns to read; all that the entry names if omitted.
 
     Raises:
         DatasetError: The file is not what the entry says.
     """
-    with os.fdopen(store.open(file.path), "rb", buffering=0) as content:
-        size = os.fstat(content.fileno()).st_size
-        if size != file.bytes:
-            raise broken(file, f"has {size} bytes, expected {file.bytes}")
-        tail = os.pread(content.fileno(), 8, max(size - 8, 0))
+
+    def __init__(
+        self,
+        store: LocalStore,
+        file: DataFile,
+        table: Table,
+        columns: Sequence[str] | None = None,
+    ) -> None:
+        self.file = file
+        self.table = table
+        self.columns = tuple(file.columns) if columns is None else tuple(columns)
+        self._content = os.fdopen(store.open(file.path), "rb", buffering=0)
+        try:
+            self._check_footer()
+            self.parquet = self._open()
+            self._names = self._checked_names()
+            self._check_counts()
+        except BaseException:
+            self._content.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._content.close()
+
+    @property
+    def row_groups(self) -> range:
+        """The row groups that hold rows of the capture."""
+        first = self.file.first_row_group
+        return range(first, first + len(self.file.row_groups))
+
+    def read(self, groups: Iterable[int]) -> pa.Table:
+        """Decode the columns of some row groups; text stays in dictionaries.
+
+        Raises:
+            DatasetError: The file is damaged.
+        """
+        try:
+            return self.parquet.read_row_groups(
+                list(groups), columns=list(self.columns), use_threads=False
+            )
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise broken(self.file, f"cannot be decoded: {error}") from error
+
+    def _check_footer(self) -> None:
+        size = os.fstat(self._content.fileno()).st_size
+        if size != self.file.bytes:
+            raise broken(self.file, f"has {size} bytes, expected {self.file.bytes}")
+        tail = os.pread(self._content.fileno(), 8, max(size - 8, 0))
         footer_bytes = int.from_bytes(tail[:4], "little")
         if tail[4:] != _MAGIC or footer_bytes > min(FOOTER_LIMIT_BYTES, size - 12):
-            raise broken(file, "does not end in the footer of a Parquet file of at most 16 MiB")
-        texts = [name for name in file.columns if name in table and table[name].is_text]
-        try:
-            reader = pq.ParquetFile(
-                pa.PythonFile(content, mode="r"), read_dictionary=texts, pre_buffer=False
-            )
-        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-            raise broken(file, f"has a footer that cannot be read: {error}") from error
-        _check_schema(reader, file, table)
-        _check_rows(reader, file)
-        yield reader
-
-
-def _check_schema(reader: pq.ParquetFile, file: DataFile, table: Table) -> None:
-    found = reader.schema_arrow
-    names = tuple(found.names)
-    if set(names) != set(file.columns) or len(names) != len(set(names)):
-        odd = sorted(set(names) ^ set(file.columns)) or sorted(names)
-        raise broken(file, f"does not have the columns that its entry lists: {', '.join(odd)}")
-    unknown = [name for name in names if name not in table]
-    if unknown:
-        raise broken(file, f"has the column {unknown[0]!r}, which no {table.name} row has")
-    if found.equals(_expected_schema(table.name, names)):
-        return
-    for one in found:
-        declared = table[one.name].type
-        if _type_text(one.type) != canonical_type(declared):
             raise broken(
-                file, f"column {one.name} has the type {one.type}, expected {declared}", one.name
+                self.file, "does not end in the footer of a Parquet file of at most 16 MiB"
             )
+
+    def _open(self) -> pq.ParquetFile:
+        texts = [one for one in self.columns if one in self.table and self.table[one].is_text]
+        source = pa.PythonFile(self._content, mode="r")
+        try:
+            return pq.ParquetFile(source, read_dictionary=texts or None, pre_buffer=False)
+        except KeyError as error:
+            raise broken(self.file, f"lacks the column {error}, which its entry lists") from error
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise broken(self.file, f"has a footer that cannot be read: {error}") from error
+
+    def _checked_names(self) -> tuple[str, ...]:
+        """The columns of the file, if names and types are those of its entry and table."""
+        file, table, found = self.file, self.table, self.parquet.schema_arrow
+        names = tuple(found.names)
+        if file.columns.keys() != set(names) or len(names) != len(file.columns):
+            odd = sorted(file.columns.keys() ^ set(names)) or sorted(names)
+            raise broken(file, f"does not have the columns that its entry lists: {', '.join(odd)}")
+        unknown = [name for name in names if name not in table]
+        if unknown:
+            raise broken(file, f"has the column {unknown[0]!r}, which no {table.name} row has")
+        if found.equals(_declared_schema(table.name, names, self.columns)):
+            return names
+        for one in found:
+            declared = table[one.name].type
+            if _type_text(one.type) != canonical_type(declared):
+                raise broken(
+                    file, f"column {one.name} is of type {one.type}, expected {declared}", one.name
+                )
+        return names
+
+    def _check_counts(self) -> None:
+        metadata, file = self.parquet.metadata, self.file
+        if self.row_groups.stop > metadata.num_row_groups:
+            there = metadata.num_row_groups
+            raise broken(file, f"has {there} row groups, expected {self.row_groups.stop} or more")
+        groups = [metadata.row_group(index) for index in self.row_groups]
+        rows = tuple(group.num_rows for group in groups)
+        if rows != file.row_groups or file.first_row + file.rows > sum(rows):
+            raise broken(
+                file, f"has row groups of {list(rows)} rows, expected {list(file.row_groups)}"
+            )
+        alone = file.rows == sum(rows)
+        leaves = _leaves_of(self.table.name, self._names)
+        for name in self.columns:
+            expected = file.columns[name].values
+            for leaf in leaves[name]:
+                found = sum(group.column(leaf).num_values for group in groups)
+                # A row without values, null or an empty list, counts as one in a footer.
+                low = max(expected, file.rows) if self.table[name].is_list else file.rows
+                high = expected + file.rows if self.table[name].is_list else file.rows
+                if found < low or (alone and found > high):
+                    raise broken(
+                        file,
+                        f"column {name} has {found} values in its footer, expected {low}",
+                        name,
+                    )
 
 
 @cache
-def _expected_schema(table_name: str, names: tuple[str, ...]) -> pa.Schema:
-    table = TABLES[table_name]
-    dictionary = pa.dictionary(pa.int32(), pa.string())
+def _declared_schema(table_name: str, names: tuple[str, ...], read: tuple[str, ...]) -> pa.Schema:
+    columns = [TABLES[table_name][name] for name in names]
     return pa.schema(
         [
-            table[name].field.with_type(dictionary) if table[name].is_text else table[name].field
-            for name in names
+            one.field.with_type(_TEXT) if one.is_text and one.name in read else one.field
+            for one in columns
         ]
     )
 
@@ -87,55 +177,18 @@ def _type_text(column_type: pa.DataType) -> str:
         return "another"
 
 
-def _check_rows(reader: pq.ParquetFile, file: DataFile) -> None:
-    metadata = reader.metadata
-    last = file.first_row_group + len(file.row_groups)
-    if last > metadata.num_row_groups:
-        raise broken(file, f"has {metadata.num_row_groups} row groups, expected {last} or more")
-    rows = tuple(metadata.row_group(index).num_rows for index in row_groups(file))
-    if rows != file.row_groups or file.first_row + file.rows > sum(rows):
-        raise broken(file, f"has row groups of {list(rows)} rows, expected {list(file.row_groups)}")
-
-
-def check_counts(
-    reader: pq.ParquetFile, file: DataFile, table: Table, columns: Iterable[str]
-) -> None:
-    """Hold the footer's value counts against the entry's, before any value takes memory.
-
-    Raises:
-        DatasetError: A column claims another number of values.
-    """
-    wanted = set(columns)
-    groups = [reader.metadata.row_group(index) for index in row_groups(file)]
-    alone = file.rows == sum(file.row_groups)
-    for index, name in enumerate(_leaf_names(table.name, tuple(reader.schema_arrow.names))):
-        if name not in wanted:
-            continue
-        seal = file.columns[name]
-        values = sum(group.column(index).num_values for group in groups)
-        # A row without values, null or an empty list, counts as one value in a footer.
-        low = max(seal.values, file.rows) if table[name].is_list else file.rows
-        high = seal.values + file.rows if table[name].is_list else file.rows
-        if values < low or (alone and values > high):
-            raise broken(
-                file, f"column {name} has {values} values in its footer, expected {low}", name
-            )
-
-
 @cache
-def _leaf_names(table_name: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The column of each Parquet leaf: a struct has one leaf per field."""
-    return tuple(name for name in names for _ in range(_leaves(TABLES[table_name][name].type)))
-
-
-def _leaves(column_type: pa.DataType) -> int:
-    inner = column_type.value_type if pa.types.is_list(column_type) else column_type
-    return int(inner.num_fields) if pa.types.is_struct(inner) else 1
-
-
-def row_groups(file: DataFile) -> range:
-    """The row groups that hold rows of a capture."""
-    return range(file.first_row_group, file.first_row_group + len(file.row_groups))
+def _leaves_of(table_name: str, names: tuple[str, ...]) -> dict[str, range]:
+    """The Parquet columns of each column: a struct has one for each of its fields."""
+    leaves: dict[str, range] = {}
+    start = 0
+    for name in names:
+        column_type = TABLES[table_name][name].type
+        inner = column_type.value_type if pa.types.is_list(column_type) else column_type
+        stop = start + (inner.num_fields if pa.types.is_struct(inner) else 1)
+        leaves[name] = range(start, stop)
+        start = stop
+    return leaves
 
 
 def broken(file: DataFile, found: str, column: str | None = None) -> DatasetError:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from trajreplay.query.datafile import broken, check_counts, open_file, row_groups
+from trajreplay.query.datafile import OpenFile, broken
 from trajreplay.schema.columns import Column, Table
 from trajreplay.schema.digest import column_digest
 from trajreplay.schema.entry import ColumnSeal, DataFile, Entry
@@ -54,9 +53,8 @@ def read_columns(
     there = [column for column in wanted if column.name in file.columns]
     if not there:
         return _finished(file, entry, wanted, {}, file.rows)
-    with open_file(store, file, table) as reader:
-        check_counts(reader, file, table, [column.name for column in there])
-        found = _decode(reader, file, there, row_groups(file))
+    with OpenFile(store, file, table, [column.name for column in there]) as opened:
+        found = opened.read(opened.row_groups)
     if found.num_rows < file.first_row + file.rows:
         raise broken(file, f"holds {found.num_rows} rows, expected {file.rows}")
     named = _named(found.slice(file.first_row, file.rows))
@@ -81,11 +79,10 @@ def read_batches(
     if file is None or not there or _decoded_bytes(file, there) <= WHOLE_LIMIT_BYTES:
         yield from read_columns(store, entry, table, columns).to_batches()
         return
-    with open_file(store, file, table) as reader:
-        check_counts(reader, file, table, [column.name for column in there])
+    with OpenFile(store, file, table, [column.name for column in there]) as opened:
         start = -file.first_row  # of the row group, among the rows of the capture
-        for group in row_groups(file):
-            found = _decode(reader, file, there, [group])
+        for group in opened.row_groups:
+            found = opened.read([group])
             first, last = max(-start, 0), min(file.rows - start, found.num_rows)
             named = _named(found.slice(first, last - first))
             yield from _finished(
@@ -121,16 +118,6 @@ def _declared(table: Table, names: Sequence[str]) -> list[Column]:
             f"{table.name} has no column {unknown[0]!r}, expected one of {', '.join(table.names)}"
         )
     return [table[name] for name in names]
-
-
-def _decode(
-    reader: pq.ParquetFile, file: DataFile, columns: list[Column], groups: Iterable[int]
-) -> pa.Table:
-    names = [column.name for column in columns]
-    try:
-        return reader.read_row_groups(list(groups), columns=names, use_threads=False)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise broken(file, f"cannot be decoded: {error}") from error
 
 
 def _finished(
