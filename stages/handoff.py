@@ -112,7 +112,7 @@ def _compare_scalars(
 ) -> Look:
     look = Look(compared=len(mine))
     if pa.types.is_string(mine.type):
-        differs = pc.invert(pc.fill_null(pc.equal(mine, theirs), value=True)).to_numpy()
+        differs = pc.invert(pc.fill_null(pc.equal(mine, theirs), fill_value=True)).to_numpy()
         values = None
     else:
         recorded = torch.from_numpy(np.array(mine.to_numpy(), np.float64))

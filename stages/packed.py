@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -58,16 +59,23 @@ class Packed:
 
     @cached_property
     def groups(self) -> Tensor:
-        """(S,) int64. The group of each sample, numbered over all cohorts."""
+        """(S,) int64. The group of each sample, numbered over all cohorts.
+
+        Rollouts number their prompts each for itself, so that a group of a step that consumed
+        from several is one of a rollout.
+        """
         numbers = np.empty(self.table.num_rows, np.int64)
         first = 0
-        for start, stop in zip(self.sample_bounds, self.sample_bounds[1:], strict=False):
+        for start, stop in pairwise(self.sample_bounds):
             names = pa.chunked_array(self.table["group_id"].slice(start, stop - start))
             encoded = pc.dictionary_encode(names.combine_chunks(), null_encoding="encode")
             if isinstance(encoded, pa.ChunkedArray):
                 encoded = encoded.combine_chunks()
             numbers[start:stop] = encoded.indices.to_numpy() + first
             first += len(encoded.dictionary)
+        for name in ("source_attempt", "source_rollout_id"):
+            if name in self.table.column_names:
+                numbers = _divided(numbers, self.table[name].to_numpy())
         return torch.from_numpy(numbers)
 
     @cached_property
@@ -89,6 +97,17 @@ class Packed:
         """The sample of a packed token, and the token's position in its response."""
         sample = int(torch.searchsorted(self.offsets, token, right=True)) - 1
         return sample, token - int(self.offsets[sample])
+
+
+def _divided(
+    numbers: np.ndarray[Any, np.dtype[np.int64]], by: np.ndarray[Any, Any]
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Classes split further by another number."""
+    if not len(by) or by.min() == by.max():
+        return numbers
+    parts, part = np.unique(by, return_inverse=True)
+    _, divided = np.unique(numbers * len(parts) + part, return_inverse=True)
+    return divided.astype(np.int64)
 
 
 def packed_values(column: pa.ChunkedArray) -> Tensor:
