@@ -108,7 +108,8 @@ def _flatten_rows(name: str, rows: Sequence[Any] | Array) -> Flat:
     if tensors:
         return _flatten_tensors(name, tensors, valid)
     pieces = [_piece(name, one) for one in present]
-    dtypes = {dtype for values, dtype in pieces if len(values) or dtype != PLAIN} or {PLAIN}
+    dtypes = {dtype for values, dtype in pieces if len(values)}
+    dtypes = dtypes or {dtype for _, dtype in pieces[:1]} or {PLAIN}
     _refuse_mixture(name, dtypes)
     lengths = np.fromiter((len(values) for values, _ in pieces), np.int64, len(pieces))
     flat = np.concatenate([values for values, _ in pieces if len(values)] or [np.empty(0)])
