@@ -87,9 +87,9 @@ def group_rewards_error(
     """Bound how far a float32 evaluation of `group_rewards` may lie from the exact value.
 
         e(mean) = f(n + 1) mean_g(|r|)      e(c) = e(mean) + u (|c| + e(mean))
-        s+ = sqrt(s^2 + n / (n - ddof) e(mean)^2) (1 + 3 f(n + 4))      e(s) = s+ - s
+        w = sqrt(s^2 + n / (n - ddof) e(mean)^2)      e(s) = 3 f(n + 4) w
         e(A) = e(b) / D- + |b| max(D+ - D, D - D-) / (D D-) + u |A|
-        with D = s + epsilon, D+ = s+ + epsilon, D- = max(s - e(s), 0) + epsilon
+        with D = s + epsilon, D+ = w + e(s) + epsilon, D- = max(s - e(s), 0) + epsilon
 
     Args:
         raw_rewards: (S,) float. As given to the trainer.
@@ -107,12 +107,13 @@ def group_rewards_error(
 
     Conventions:
         The trainer is taken to round the rewards to float32, whose effect is computed and added,
-        or to keep float64. Any order of the sums; the std of the rewards or of the centred ones,
-        by two passes or Welford. Where the rewards of a group are multiples of `EXACT_STEP` their
-        sum has no error, and neither has the mean if n is a power of two or all are equal, so
-        that a group of equal whole rewards has bound 0. Overflow is outside the bound. Rewards
-        that are not finite, and a std that may be 0 with an epsilon of 0, give NaN: agreement is
-        `difference <= bound`, never `not difference > bound`.
+        or to keep float64. Any order of the sums; the std of the rewards or of the centred ones by
+        two passes, where a wrong mean can only add to it, or of the centred ones by Welford. Where
+        the rewards of a group are multiples of `EXACT_STEP` their sum has no error, and neither
+        has their mean if n is a power of two, so that a full group of equal whole rewards has
+        bound 0. Overflow is outside the bound. Rewards that are not finite, and a std that may be
+        0 with an epsilon of 0, give NaN: agreement is `difference <= bound`, never
+        `not difference > bound`.
 
     Source:
         Higham 2002, Accuracy and stability of numerical algorithms, sections 1.9 and 4.2; the
@@ -206,6 +207,6 @@ def _spread_bounds(
     inflation = groups.size / (groups.size - ddof).clamp(min=1.0)
     # Squares below the smallest normal number may vanish or appear.
     lost = torch.where(spread + mean_error > 0.0, FLOAT32_TINY, 0.0)
-    shifted = (spread**2 + inflation * (mean_error**2 + lost)).sqrt()
-    upper = shifted * (1.0 + 3.0 * accumulation_factor(groups.size + 4.0))
-    return (2.0 * spread - upper).clamp(min=0.0), spread, upper
+    widest = (spread**2 + inflation * mean_error**2).sqrt()
+    error = 3.0 * accumulation_factor(groups.size + 4.0) * widest + (inflation * lost).sqrt()
+    return (spread - error).clamp(min=0.0), spread, widest + error
