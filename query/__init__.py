@@ -1,1 +1,45 @@
-"""The lake as DuckDB views: reads, selection, closure."""
+"""The lake read: captures and lineages, verified columns, SQL, selections, validation, overview."""
+
+from trajreplay.query.capture_sets import CaptureSet, CaptureSets, CopyDifference, capture_sets
+from trajreplay.query.catalog import Catalog, Cohort
+from trajreplay.query.closure import (
+    Closure,
+    ShortGroup,
+    also_consumed_by,
+    close,
+    short_groups,
+    source_rollouts,
+)
+from trajreplay.query.lineage import Lineage, lineages
+from trajreplay.query.predicates import matching_rows
+from trajreplay.query.reading import read_columns
+from trajreplay.query.row_masks import SelectedSet
+from trajreplay.query.selection import Selected, Selection, select
+from trajreplay.query.sql import SqlQuery, SqlResult, run_sql, stream_sql
+
+__all__ = [
+    "CaptureSet",
+    "CaptureSets",
+    "Catalog",
+    "Closure",
+    "Cohort",
+    "CopyDifference",
+    "Lineage",
+    "Selected",
+    "SelectedSet",
+    "Selection",
+    "ShortGroup",
+    "SqlQuery",
+    "SqlResult",
+    "also_consumed_by",
+    "capture_sets",
+    "close",
+    "lineages",
+    "matching_rows",
+    "read_columns",
+    "run_sql",
+    "select",
+    "short_groups",
+    "source_rollouts",
+    "stream_sql",
+]

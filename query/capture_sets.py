@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from trajreplay.query.catalog import Catalog, Cohort
 from trajreplay.query.lineage import Lineage
@@ -13,6 +13,8 @@ from trajreplay.schema.entry import DataFile, Entry
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.identity import DATA, CaptureKey
 from trajreplay.schema.tables import SAMPLE_TABLES
+
+_KEPT_SETS = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -101,11 +103,11 @@ class CaptureSet:
         return tuple(
             CopyDifference(copy.key.rank, owner.key.rank, columns)
             for copy in self.copies
-            if (owner := self._owner_of(copy)) is not None and (columns := _differing(copy, owner))
+            if (owner := self.owner_of(copy)) is not None and (columns := _differing(copy, owner))
         )
 
-    def _owner_of(self, copy: Entry) -> Entry | None:
-        """The owner of the same shard; the one with the same samples if several share it."""
+    def owner_of(self, copy: Entry) -> Entry | None:
+        """The owner that a copy repeats: of the same shard, and the same samples if several are."""
         shard = [one for one in self.owners if one.parallel.shard == copy.parallel.shard]
         same = [one for one in shard if "sample_id" not in _differing(copy, one)]
         return next(iter(same or shard), None)
@@ -117,7 +119,7 @@ class CaptureSets(Mapping[Cohort, CaptureSet]):
     def __init__(self, catalog: Catalog, shown: Mapping[str, Lineage]) -> None:
         self.catalog = catalog
         self.lineages = shown
-        self._read_already: dict[Cohort, CaptureSet] = {}
+        self._read = lru_cache(maxsize=_KEPT_SETS)(self._read_set)
 
     @cached_property
     def _cohorts(self) -> tuple[Cohort, ...]:
@@ -131,10 +133,7 @@ class CaptureSets(Mapping[Cohort, CaptureSet]):
     def __getitem__(self, cohort: Cohort) -> CaptureSet:
         if cohort not in self:
             raise KeyError(cohort)
-        found = self._read_already.get(cohort)
-        if found is None:
-            found = self._read_already[cohort] = self._read(cohort)
-        return found
+        return self._read(cohort)
 
     def __contains__(self, cohort: object) -> bool:
         return cohort in self.catalog.by_cohort and self._shows(cohort)  # type: ignore[arg-type]
@@ -145,7 +144,7 @@ class CaptureSets(Mapping[Cohort, CaptureSet]):
     def __len__(self) -> int:
         return len(self._cohorts)
 
-    def _read(self, cohort: Cohort) -> CaptureSet:
+    def _read_set(self, cohort: Cohort) -> CaptureSet:
         overlap = self.lineages[cohort.run_id].overlaps.get(cohort)
         return read_capture_set(self.catalog, cohort, overlap or ())
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -27,6 +27,7 @@ from trajreplay.schema.store import LocalStore
 from trajreplay.schema.tables import MANIFEST
 
 _KEY_SCHEMA = pa.schema([MANIFEST[name].field for name in CaptureKey._fields])
+_KEPT_ENTRIES = 1 << 14
 _CLAIM = ".claim"  # held beside a name while its file is being placed where links are not supported
 
 
@@ -52,7 +53,7 @@ class Cohort(NamedTuple):
 
 @dataclass(frozen=True)
 class Catalog:
-    """One listing of the manifest; entries are parsed when first asked for, then kept.
+    """One listing of the manifest; entries are parsed when asked for, and the latest kept.
 
     Everything read through one catalog sees the same commits.
     """
@@ -61,7 +62,6 @@ class Catalog:
     keys: tuple[CaptureKey, ...]
     attempt_names: tuple[tuple[str, int], ...] = ()
     problems: tuple[DatasetError, ...] = ()
-    _entries: dict[CaptureKey, Entry] = field(default_factory=dict, repr=False)
     _records: dict[tuple[str, int], AttemptRecord] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -89,11 +89,15 @@ class Catalog:
         Raises:
             DatasetError: It is missing or damaged.
         """
-        found = self._entries.get(key)
-        if found is None:
+        return self._load(key)
+
+    @cached_property
+    def _load(self) -> Callable[[CaptureKey], Entry]:
+        def load(key: CaptureKey) -> Entry:
             path = entry_path(key)
-            found = self._entries[key] = load_entry(self.store.read(path, MAX_BYTES), path)
-        return found
+            return load_entry(self.store.read(path, MAX_BYTES), path)
+
+        return lru_cache(maxsize=_KEPT_ENTRIES)(load)
 
     def attempt_record(self, run_id: str, attempt: int) -> AttemptRecord | None:
         """What was recorded when an attempt started, None without a record.

@@ -31,10 +31,7 @@ def connect(
     threads: int | None = None,
     time_limit_s: float = TIME_LIMIT_S,
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open a connection to the tables of a lake, locked.
-
-    It opens no file, loads no extension, sees no Python variable, and its configuration cannot be
-    changed. What it spills goes to a folder of its own outside the lake.
+    """Open a locked connection to the tables of a lake.
 
     Args:
         visible: What the tables show.
@@ -46,13 +43,34 @@ def connect(
     Raises:
         QueryError: There is no folder for temporary files outside the lake.
     """
-    folder = _outside(visible.catalog.store.root)
-    limit_ms = max(1, round(time_limit_s * 1000))
-    connection = _instance(os.getpid(), folder, memory_bytes, threads, limit_ms).cursor()
-    try:
+    with connect_empty(
+        visible.catalog.store.root, memory_bytes, threads, time_limit_s
+    ) as connection:
         for name, table in lake_tables(visible).items():
             connection.register(name, table)
         connection.execute(SAMPLES_VIEW)
+        yield connection
+
+
+@contextmanager
+def connect_empty(
+    root: Path,
+    memory_bytes: int = MEMORY_BYTES,
+    threads: int | None = None,
+    time_limit_s: float = TIME_LIMIT_S,
+) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Open a connection without any table, locked.
+
+    It opens no file, loads no extension, sees no Python variable, and its configuration cannot be
+    changed. What it spills goes to a folder of its own outside the lake at `root`.
+
+    Raises:
+        QueryError: There is no such folder.
+    """
+    limit_ms = max(1, round(time_limit_s * 1000))
+    instance = _instance(os.getpid(), _outside(root), memory_bytes, threads, limit_ms)
+    connection = instance.cursor()
+    try:
         yield connection
     finally:
         connection.close()

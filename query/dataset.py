@@ -15,7 +15,7 @@ from trajreplay.query.reading import key_values, read_batches
 from trajreplay.query.visible import Visible
 from trajreplay.schema.columns import Table
 from trajreplay.schema.entry import Entry
-from trajreplay.schema.errors import TrajReplayError
+from trajreplay.schema.errors import DatasetError, TrajReplayError
 from trajreplay.schema.identity import KINDS, CaptureKey
 from trajreplay.schema.tables import TABLES
 
@@ -119,10 +119,15 @@ class _Scan:
                 yield self._completed(entry, {}, file.rows, 0)
                 continue
             start = 0
-            for batch in read_batches(self.visible.catalog.store, entry, self.table, stored):
-                found = dict(zip(stored, batch.columns, strict=True))
-                yield self._completed(entry, found, batch.num_rows, start)
-                start += batch.num_rows
+            try:
+                for batch in read_batches(self.visible.catalog.store, entry, self.table, stored):
+                    found = dict(zip(stored, batch.columns, strict=True))
+                    yield self._completed(entry, found, batch.num_rows, start)
+                    start += batch.num_rows
+            except DatasetError as error:
+                if not self.visible.tolerant:
+                    raise
+                self.visible.damaged[entry.key] = error
 
     def _completed(
         self, entry: Entry, found: dict[str, pa.Array], rows: int, start: int

@@ -19,7 +19,11 @@ _HINTS = {
 _ONE_SELECT = "Give one SELECT over " + ", ".join(TABLE_NAMES) + "."
 _TABLE = re.compile(r"Table with name (\S+) does not exist")
 _COLUMN = re.compile(r'column (?:named )?"([^"]+)"')
-_LOCATION = re.compile(r"\n+LINE \d+: SELECT \* FROM query\(\$1\)\n.*", re.DOTALL | re.IGNORECASE)
+_ALIAS = re.compile(r'Referenced table "([^"]+)" not found')
+_LOCATION = re.compile(
+    r"\n+LINE \d+: (?:.*__duckdb_source|.*relation_|SELECT \* FROM query\(\$1\)).*",
+    re.DOTALL | re.IGNORECASE,
+)
 
 
 def check_statement(connection: duckdb.DuckDBPyConnection, text: str) -> None:
@@ -49,8 +53,17 @@ def check_statement(connection: duckdb.DuckDBPyConnection, text: str) -> None:
         )
 
 
-def translated(error: Exception, visible: Visible, text: str) -> TrajReplayError:
-    """The error to raise for one of DuckDB's: that of the scan beneath it, if there was one."""
+def translated(
+    error: Exception, visible: Visible, text: str, *, statement: bool = True
+) -> TrajReplayError:
+    """The error to raise for one of DuckDB's: that of the scan beneath it, if there was one.
+
+    Args:
+        error: What DuckDB raised.
+        visible: What was read.
+        text: The statement or expression.
+        statement: Whether it is a statement, which may name tables.
+    """
     if visible.errors:
         return visible.errors[0]
     message = _message(error)
@@ -63,13 +76,23 @@ def translated(error: Exception, visible: Visible, text: str) -> TrajReplayError
             f"{message}: a statement reads the tables of the lake only", hint=_ONE_SELECT
         )
     if match := _TABLE.search(message):
+        if not statement:
+            return QueryError(
+                f"found a subquery over {match[1]}, expected a condition on the columns of one row"
+            )
         return QueryError(
             f"no table {match[1]!r}, expected one of {', '.join(TABLE_NAMES)}",
             hint="To list tables and columns: trajreplay schema",
         )
-    if isinstance(error, duckdb.BinderException) and (match := _COLUMN.search(message)):
-        return unknown_column(match[1], text)
+    if (name := missing_name(error)) is not None:
+        return unknown_column(name, text)
     return QueryError(message)
+
+
+def missing_name(error: Exception) -> str | None:
+    """The column, or the table before its point, that a statement names and that is not there."""
+    match = _COLUMN.search(str(error)) or _ALIAS.search(str(error))
+    return match[1] if isinstance(error, duckdb.BinderException) and match else None
 
 
 def unknown_column(name: str, text: str) -> QueryError:

@@ -21,6 +21,7 @@ class Visible:
         attempt: The lineage of this attempt, instead of the newest.
         allow_partial: Show incomplete capture sets and superseded attempts too.
         only: Show the capture sets of these cohorts, complete or not.
+        tolerant: Note a damaged file and go on, instead of ending the scan.
     """
 
     def __init__(
@@ -31,12 +32,14 @@ class Visible:
         attempt: int | None = None,
         allow_partial: bool = False,
         only: Collection[Cohort] | None = None,
+        tolerant: bool = False,
     ) -> None:
         self.catalog = catalog
         self.run_id = run_id
         self.sets = CaptureSets(catalog, lineages(catalog, run_id, attempt))
         self.allow_partial = allow_partial
         self.only = only
+        self.tolerant = tolerant
         self.incomplete: dict[Cohort, str] = {}
         self.superseded: set[Cohort] = set()
         self.damaged: dict[CaptureKey, DatasetError] = {}

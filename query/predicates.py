@@ -1,0 +1,78 @@
+"""`--where`: one boolean expression over the rows of rollouts and of steps."""
+
+from __future__ import annotations
+
+import duckdb
+import pyarrow as pa
+
+from trajreplay.query.catalog import Cohort
+from trajreplay.query.connection import connect_empty
+from trajreplay.query.dataset import LakeTable
+from trajreplay.query.sql_errors import missing_name, translated, unknown_column
+from trajreplay.query.visible import Visible
+from trajreplay.schema.columns import Table
+from trajreplay.schema.errors import QueryError
+from trajreplay.schema.tables import ROLLOUTS, STEPS
+
+Matches = dict[Cohort, dict[int, pa.Array]]
+_EXAMPLE = 'Give one boolean expression, such as --where "rollout_id=120 and reward<0".'
+
+
+def matching_rows(visible: Visible, where: str) -> Matches:
+    """The rows for which an expression is true.
+
+    It is parsed as an expression, never spliced into a statement, and evaluated where only the
+    one table can be read. Its conditions on keys are applied to the manifest first.
+
+    Args:
+        visible: The captures to look at.
+        where: The expression, over the columns of rollouts or of steps. A table that lacks one of
+            its columns contributes nothing.
+
+    Returns:
+        By cohort and rank, (K,) int32: the matching rows.
+
+    Raises:
+        QueryError: It is no expression, not boolean, or valid on neither table.
+    """
+    expression = _parsed(where)
+    matches: Matches = {}
+    missing: list[str] = []
+    for table in (ROLLOUTS, STEPS):
+        try:
+            matches |= _of_table(table, visible, expression)
+        except duckdb.Error as error:
+            name = missing_name(error)
+            if name is None or visible.errors:
+                raise translated(error, visible, where, statement=False) from error
+            missing.append(name)
+    if len(missing) == 2:
+        raise unknown_column(missing[-1], "rollouts, steps")
+    return matches
+
+
+def _parsed(where: str) -> duckdb.Expression:
+    try:
+        return duckdb.SQLExpression(where)
+    except (duckdb.Error, UnicodeError) as error:
+        raise QueryError(f"--where {where!r} is no expression: {error}", hint=_EXAMPLE) from error
+
+
+def _of_table(table: Table, visible: Visible, expression: duckdb.Expression) -> Matches:
+    keys = ", ".join(table.key[:-1])
+    with connect_empty(visible.catalog.store.root) as connection:
+        rows = connection.from_arrow(LakeTable(table, visible)).set_alias(table.name)
+        kind = rows.select(expression).types[0]
+        if kind != "BOOLEAN":
+            raise QueryError(f"--where {expression} is of type {kind}", hint=_EXAMPLE)
+        found = rows.filter(expression).aggregate(f"{keys}, list(row) AS rows", keys)
+        return _by_cohort(found.to_arrow_table())
+
+
+def _by_cohort(found: pa.Table) -> Matches:
+    matches: Matches = {}
+    lists = found.column("rows")
+    for index, row in enumerate(found.drop_columns(["rows"]).to_pylist()):
+        cohort = Cohort(row["run_id"], row["attempt"], row["rollout_id"], row.get("step_id"))
+        matches.setdefault(cohort, {})[row["rank"]] = lists[index].values
+    return matches
