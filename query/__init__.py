@@ -15,7 +15,7 @@ from trajreplay.query.predicates import matching_rows
 from trajreplay.query.reading import read_columns
 from trajreplay.query.row_masks import SelectedSet
 from trajreplay.query.selection import Selected, Selection, select
-from trajreplay.query.sql import SqlQuery, SqlResult, run_sql, stream_sql
+from trajreplay.query.sql import SqlQuery, SqlResult, run_sql
 
 __all__ = [
     "CaptureSet",
@@ -41,5 +41,4 @@ __all__ = [
     "select",
     "short_groups",
     "source_rollouts",
-    "stream_sql",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pyarrow as pa
@@ -23,67 +23,16 @@ _BOUND = "SELECT * FROM query($1)"
 
 
 @dataclass(frozen=True)
-class SqlQuery:
-    """A statement and what it may see and take; made by `Lake.sql`, which see."""
-
-    catalog: Catalog
-    text: str
-    run_id: str | None = None
-    attempt: int | None = None
-    allow_partial: bool = False
-    memory_bytes: int = MEMORY_BYTES
-    threads: int | None = None
-    time_limit_s: float = TIME_LIMIT_S
-
-    @contextmanager
-    def relation(self) -> Iterator[tuple[duckdb.DuckDBPyRelation, Visible]]:
-        """The statement as a DuckDB relation, valid inside the block; each read runs it again.
-
-        Raises:
-            QueryError: The statement is wrong, or tries more than to read the tables.
-            DatasetError: A file that it reads is not what its entry says.
-        """
-        visible = Visible(
-            self.catalog,
-            run_id=self.run_id,
-            attempt=self.attempt,
-            allow_partial=self.allow_partial,
-        )
-        with connect(
-            visible,
-            memory_bytes=self.memory_bytes,
-            threads=self.threads,
-            time_limit_s=self.time_limit_s,
-        ) as connection:
-            check_statement(connection, self.text)
-            try:
-                yield connection.sql(_BOUND, params=[self.text]), visible
-            except duckdb.Error as error:
-                raise translated(error, visible, self.text) from error
-
-    def explain(self) -> str:
-        """The plan, without running the statement.
-
-        Raises:
-            QueryError: As for `relation`.
-        """
-        with self.relation() as (relation, _):
-            return str(relation.explain())
-
-
-@dataclass(frozen=True)
 class SqlResult:
     """Rows of a statement, and what was left out of them.
 
     Args:
         table: The rows; lists and strings have 64-bit offsets.
         notes: Capture sets that the tables did not show, one sentence a kind.
-        query: The statement, which can be read again as a DuckDB relation.
     """
 
     table: pa.Table
-    notes: tuple[str, ...]
-    query: SqlQuery
+    notes: tuple[str, ...] = ()
 
     def arrow(self) -> pa.Table:
         """The rows as an Arrow table."""
@@ -98,28 +47,106 @@ class SqlResult:
         return frame
 
 
-def run_sql(query: SqlQuery) -> SqlResult:
-    """Run a statement and keep its rows.
+@dataclass(frozen=True)
+class SqlQuery:
+    """A statement, and what it may see and take. It runs when it is asked for rows.
+
+    Args:
+        catalog: The lake.
+        text: One SELECT over its tables, in DuckDB's dialect.
+        run: Show this run only.
+        attempt: Show the lineage of this attempt, instead of the newest.
+        allow_partial: Show incomplete capture sets and superseded attempts too.
+        memory_bytes: What DuckDB may take.
+        threads: Threads of DuckDB; all cores if omitted. Sums of floats depend on the order in
+            which threads finish: give 1 where the last bit matters.
+        time_limit_s: When it is stopped.
+    """
+
+    catalog: Catalog
+    text: str
+    run: str | None = None
+    attempt: int | None = None
+    allow_partial: bool = False
+    memory_bytes: int = MEMORY_BYTES
+    threads: int | None = None
+    time_limit_s: float = TIME_LIMIT_S
+
+    def result(self) -> SqlResult:
+        """Run it and keep its rows.
+
+        Raises:
+            QueryError: It is wrong, tries more than to read the tables, or takes too much.
+            DatasetError: A file that it reads is not what its entry says.
+        """
+        with self._open() as (relation, visible):
+            return SqlResult(relation.to_arrow_table(), visible.notes())
+
+    def arrow(self) -> pa.Table:
+        """The rows as an Arrow table; as `result`."""
+        return self.result().arrow()
+
+    def polars(self) -> polars.DataFrame:
+        """The rows as a Polars frame; as `result`."""
+        return self.result().polars()
+
+    @contextmanager
+    def relation(self) -> Iterator[duckdb.DuckDBPyRelation]:
+        """The statement as a DuckDB relation, valid inside the block; each read runs it again.
+
+        Raises:
+            QueryError, DatasetError: As for `result`, also for what is done with the relation.
+        """
+        with self._open() as (relation, _):
+            yield relation
+
+    @contextmanager
+    def stream(self) -> Iterator[tuple[pa.RecordBatchReader, Visible]]:
+        """Run it and take its rows a batch at a time, inside the block.
+
+        `notes()` of the second value is complete once the rows are read.
+
+        Raises:
+            QueryError, DatasetError: As for `result`, also while the rows are read.
+        """
+        with self._open() as (relation, visible):
+            yield relation.to_arrow_reader(), visible
+
+    def explain(self) -> str:
+        """The plan, without running it.
+
+        Raises:
+            QueryError: It is wrong, or tries more than to read the tables.
+        """
+        with self._open() as (relation, _):
+            return str(relation.explain())
+
+    @contextmanager
+    def _open(self) -> Iterator[tuple[duckdb.DuckDBPyRelation, Visible]]:
+        visible = Visible(
+            self.catalog,
+            run_id=self.run,
+            attempt=self.attempt,
+            allow_partial=self.allow_partial,
+        )
+        with connect(
+            visible,
+            memory_bytes=self.memory_bytes,
+            threads=self.threads,
+            time_limit_s=self.time_limit_s,
+        ) as connection:
+            check_statement(connection, self.text)
+            try:
+                yield connection.sql(_BOUND, params=[self.text]), visible
+            except (duckdb.Error, pa.ArrowException, OSError) as error:
+                raise translated(error, visible, self.text) from error
+
+
+def run_sql(catalog: Catalog, text: str, **options: Any) -> SqlResult:
+    """Run one SELECT over a lake; the options are those of `SqlQuery`.
 
     Raises:
         QueryError: It is wrong, tries more than to read the tables, or takes too much.
         DatasetError: A file that it reads is not what its entry says.
     """
-    with query.relation() as (relation, visible):
-        return SqlResult(relation.to_arrow_table(), visible.notes(), query)
-
-
-@contextmanager
-def stream_sql(query: SqlQuery) -> Iterator[tuple[pa.RecordBatchReader, Visible]]:
-    """Run a statement and take its rows a batch at a time, inside the block.
-
-    `notes()` of the second value is complete once the rows are read.
-
-    Raises:
-        QueryError, DatasetError: As for `run_sql`, also while the rows are read.
-    """
-    with query.relation() as (relation, visible):
-        try:
-            yield relation.to_arrow_reader(), visible
-        except (pa.ArrowException, OSError) as error:
-            raise translated(error, visible, query.text) from error
+    return SqlQuery(catalog, text, **options).result()

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from trajreplay.query.catalog import Catalog
+    from trajreplay.query import Catalog, SqlQuery
     from trajreplay.schema import (
         ParallelCoordinates,
         ProducerInfo,
@@ -39,7 +39,7 @@ class Lake:
     @cached_property
     def _catalog(self) -> Catalog:
         """One listing of the manifest, shared by everything until `refresh`."""
-        from trajreplay.query.catalog import Catalog
+        from trajreplay.query import Catalog
 
         return Catalog.open(self._store)
 
@@ -152,6 +152,45 @@ class Lake:
             owner=owner,
             cohort_size=cohort_size,
             tolerances=tolerances,
+        )
+
+    def sql(
+        self,
+        text: str,
+        *,
+        run: str | None = None,
+        attempt: int | None = None,
+        allow_partial: bool = False,
+        memory_bytes: int = 2 << 30,
+        threads: int | None = None,
+    ) -> SqlQuery:
+        """One SELECT over the tables of the lake; it runs when its rows are asked for.
+
+        Args:
+            text: The statement, in DuckDB's dialect.
+            run: Show this run only.
+            attempt: Show the lineage of this attempt, instead of the newest.
+            allow_partial: Show incomplete capture sets and superseded attempts too.
+            memory_bytes: What DuckDB may take.
+            threads: Threads of DuckDB; all cores if omitted. Sums of floats depend on the order
+                in which threads finish: give 1 where the last bit matters.
+
+        Returns:
+            The statement: `.arrow()`, `.polars()`, or `with query.relation() as relation`.
+
+        Raises:
+            DatasetError: The lake cannot be listed.
+        """
+        from trajreplay.query import SqlQuery
+
+        return SqlQuery(
+            self._catalog,
+            text,
+            run=run,
+            attempt=attempt,
+            allow_partial=allow_partial,
+            memory_bytes=memory_bytes,
+            threads=threads,
         )
 
     def replay(
