@@ -71,6 +71,7 @@ def replay_advantage_estimate(block: Block) -> None:
         inputs=("reward",),
         outputs=tuple(names),
         has_chain="reward.post_process" in block.stages or "reward" in block.chained,
+        replaced=("reward",) if "reward" in block.chained else (),
         noun="tokens",
     )
 

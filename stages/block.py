@@ -12,12 +12,16 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from trajreplay.schema.contracts import STAGE_OF_COLUMN
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.policy import Tolerance, tolerance_of
 from trajreplay.schema.settings import Settings
 from trajreplay.stages.compare import Look
 from trajreplay.stages.packed import Packed
 from trajreplay.stages.report import CohortReport, Divergence, Finding, StageResult
+
+# Read as text, and refused where a stage cannot do without.
+_NULLABLE = ("group_id", "micro_batch_id")
 
 
 @dataclass
@@ -52,6 +56,16 @@ class LoadedCohort:
     def micro_batch_names(self) -> np.ndarray[Any, Any]:
         """(S,) The micro-batch of each row of `table`."""
         return np.asarray(self.table["micro_batch_id"].to_pylist(), object)
+
+    def drop_incomplete(self) -> None:
+        """Leave out columns that some sample lacks: no stage reads them, and none can be packed."""
+        some = [
+            name
+            for name in self.table.column_names
+            if name not in _NULLABLE and self.table[name].null_count
+        ]
+        self.table = self.table.drop_columns(some)
+        self.chained = {name: one for name, one in self.chained.items() if name not in some}
 
     @property
     def plan(self) -> tuple[object, ...]:
@@ -199,6 +213,7 @@ class Block:
         inputs: tuple[str, ...] = (),
         outputs: tuple[str, ...] = (),
         has_chain: bool = False,
+        replaced: tuple[str, ...] = (),
         noun: str = "values",
     ) -> None:
         """Turn looks into the results of a stage, one a cohort.
@@ -210,6 +225,7 @@ class Block:
             inputs: Columns it reads, in which a NaN or infinity is a mismatch of its own.
             outputs: Columns it writes, in which the comparison has counted them already.
             has_chain: Whether the stage reads an input that some stage recomputes.
+            replaced: Columns that the chained look takes from their recomputation.
             noun: What is counted.
         """
         read, written = self._check_finite(stage, inputs), self._check_finite(stage, outputs)
@@ -227,22 +243,28 @@ class Block:
                 other = look if chained is None else chained[index].merged(read[index])
                 result.chained = other.verdict
                 result.chained_error = other.max_abs_error if other.compared else None
-                _judge_chain(result, cohort)
+                self._judge_chain(result, index, replaced)
             cohort.report.stages.append(result)
 
+    def _judge_chain(self, result: StageResult, index: int, replaced: tuple[str, ...]) -> None:
+        if result.isolated != "diverged" and result.chained == "diverged":
+            result.inherited = True
+        elif result.isolated == "diverged" and result.chained != "diverged":
+            result.suspect = "recorded-intermediate"
+            recorders = self._recorders(index, replaced)
+            result.message += f"; agrees when chained: what {' and '.join(recorders)} recorded"
+            result.message += " is not what was consumed"
+            for one in self.cohorts[index].report.stages:
+                if one.stage in recorders and one.verdict == "diverged":
+                    one.suspect = "recorded-intermediate"
 
-# What the stage before recorded, by the stage that reads it.
-_INTERMEDIATE = {"advantage.estimate": "reward.post_process", "loss.policy": "advantage.estimate"}
-
-
-def _judge_chain(result: StageResult, cohort: LoadedCohort) -> None:
-    if result.isolated != "diverged" and result.chained == "diverged":
-        result.inherited = True
-    elif result.isolated == "diverged" and result.chained != "diverged":
-        result.suspect = "recorded-intermediate"
-        recorder = _INTERMEDIATE.get(result.stage, "")
-        result.message += f"; agrees when chained: what {recorder or 'a stage before'} recorded"
-        result.message += " is not what was consumed"
-        for one in cohort.report.stages:
-            if one.stage == recorder and one.verdict == "diverged":
-                one.suspect = "recorded-intermediate"
+    def _recorders(self, index: int, replaced: tuple[str, ...]) -> list[str]:
+        """The stages whose records of one cohort the chained look does not take."""
+        handed = {one.check for one in self.cohorts[index].report.findings}
+        found = []
+        for name in replaced:
+            start, stop = self.spans(name)[index]
+            if not torch.equal(self.column(name)[start:stop], self.chained[name][start:stop]):
+                at_handoff = f"handoff.{name}" in handed
+                found.append("sample" if at_handoff else STAGE_OF_COLUMN.get(name, "sample"))
+        return list(dict.fromkeys(found))

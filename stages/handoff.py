@@ -77,10 +77,11 @@ def _match(cohort: LoadedCohort, sources: Sources, look: Look) -> Iterator[Match
 
 
 def _compare(cohort: LoadedCohort, one: Matched, name: str, how: str) -> Look:
+    one = _recorded_on_both_sides(cohort, one, name)
     mine = _rows(cohort.table[name], one.mine)
     theirs = _rows(one.source.table[name], one.theirs)
     if not pa.types.is_list(mine.type):
-        return _compare_scalars(cohort, one, name, mine, theirs)
+        return _compare_scalars(cohort, one, name, how, mine, theirs)
     lengths, other = list_lengths(mine), list_lengths(theirs)
     alike = (lengths == other).nonzero()[0]
     look = Look(compared=len(lengths), mismatches=len(lengths) - len(alike))
@@ -107,16 +108,33 @@ def _compare(cohort: LoadedCohort, one: Matched, name: str, how: str) -> Look:
     return look
 
 
+def _recorded_on_both_sides(cohort: LoadedCohort, one: Matched, name: str) -> Matched:
+    """The samples for which both the step and the rollout recorded a column."""
+    columns = cohort.table[name], one.source.table[name]
+    if not columns[0].null_count and not columns[1].null_count:
+        return one
+    valid = (np.asarray(column.is_valid().to_numpy(), bool) for column in columns)
+    both = next(valid)[one.mine] & next(valid)[one.theirs]
+    return Matched(one.source, one.mine[both], one.theirs[both])
+
+
 def _compare_scalars(
-    cohort: LoadedCohort, one: Matched, name: str, mine: pa.ChunkedArray, theirs: pa.ChunkedArray
+    cohort: LoadedCohort,
+    one: Matched,
+    name: str,
+    how: str,
+    mine: pa.ChunkedArray,
+    theirs: pa.ChunkedArray,
 ) -> Look:
     look = Look(compared=len(mine))
     if pa.types.is_string(mine.type):
-        differs = pc.invert(pc.fill_null(pc.equal(mine, theirs), fill_value=True)).to_numpy()
+        differs = pc.not_equal(mine, theirs).to_numpy()
         values = None
     else:
         recorded = torch.from_numpy(np.array(mine.to_numpy(), np.float64))
         origin = torch.from_numpy(np.array(theirs.to_numpy(), np.float64))
+        if how in _STORED_AS:
+            origin = origin.to(_STORED_AS[how]).double()
         differs = (_bits(recorded) != _bits(origin)).numpy()
         values = recorded, origin
     for at in differs.nonzero()[0].tolist():
@@ -198,7 +216,8 @@ def _chained_column(cohort: LoadedCohort, name: str) -> tuple[Tensor, _Rows]:
     if name not in cohort.chained:
         values = packed_values(column)
         cohort.chained[name] = values != 0 if name == "loss_mask" else values.double()
-    return cohort.chained[name], np.concatenate([[0], np.cumsum(list_lengths(column))])
+    lengths = np.maximum(list_lengths(column), 0)
+    return cohort.chained[name], np.concatenate([[0], np.cumsum(lengths)])
 
 
 def _find(

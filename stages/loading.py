@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from trajreplay.query.capture_sets import CaptureSet
 from trajreplay.query.reading import read_columns
+from trajreplay.query.row_masks import Mask
 from trajreplay.schema.columns import Table
 from trajreplay.schema.contracts import STAGE_NAMES, StageContract
 from trajreplay.schema.entry import Entry
@@ -42,30 +43,57 @@ _OF_STEPS = ("source_attempt", "source_rollout_id")
 _OPTIONAL = ("returns",)
 
 
+@dataclass(frozen=True)
+class Task:
+    """One capture set to replay, and which of its rows.
+
+    Args:
+        captures: The capture set.
+        rows: By rank, which rows; None for all.
+        whole: Whether those are the whole cohort.
+        problems: Why it cannot be replayed.
+    """
+
+    captures: CaptureSet
+    rows: dict[int, Mask] | None = None
+    whole: bool = True
+    problems: tuple[str, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """Response tokens of its captures."""
+        return sum(entry.tokens for entry in self.captures.entries)
+
+    @property
+    def turn(self) -> tuple[str, int, int, int]:
+        """When it is judged: after every rollout that it consumed from."""
+        sources = [one[1] for entry in self.captures.entries for one in entry.sources]
+        latest = max([self.captures.rollout_id, *sources])
+        step = -1 if self.captures.step_id is None else self.captures.step_id
+        return self.captures.run_id, latest, step, self.captures.attempt
+
+
 def load_cohort(
     store: LocalStore,
-    captures: CaptureSet,
+    task: Task,
     sources: Sources,
     *,
     stages: Collection[str] = (),
-    rows: Mapping[int, np.ndarray[Any, Any]] | None = None,
-    whole: bool = True,
     allow_partial: bool = False,
 ) -> LoadedCohort | CohortReport:
     """Read what the stages of one capture set need.
 
     Args:
         store: The lake.
-        captures: The capture set.
+        task: The capture set and its rows.
         sources: The rollouts that steps consumed from.
         stages: Stages asked for; all declared ones if empty.
-        rows: By rank, which rows to replay; all rows if None.
-        whole: Whether those rows are the whole cohort.
         allow_partial: Whether to replay what is there of an incomplete capture set.
 
     Returns:
         The loaded cohort, or a report that says why the cohort is refused or has nothing to run.
     """
+    captures = task.captures
     report = CohortReport(
         captures.run_id,
         captures.attempt,
@@ -74,14 +102,14 @@ def load_cohort(
         list(captures.ranks),
     )
     try:
-        refusals = captures.refusals(allow_partial=allow_partial)
+        refusals = (*captures.refusals(allow_partial=allow_partial), *task.problems)
         if refusals:
             raise DatasetError("; ".join(refusals))
         if captures.gaps:
             report.partial = True
             for gap in captures.gaps:
                 report.findings.append(Finding("completeness", "warning", gap))
-        return _load(store, captures, sources, report, stages, rows, whole)
+        return _load(store, task, sources, report, stages)
     except TrajReplayError as error:
         report.refusal = error.message
         report.findings.append(Finding("refused", "error", error.message))
@@ -90,13 +118,12 @@ def load_cohort(
 
 def _load(
     store: LocalStore,
-    captures: CaptureSet,
+    task: Task,
     sources: Sources,
     report: CohortReport,
     asked: Collection[str],
-    rows: Mapping[int, np.ndarray[Any, Any]] | None,
-    whole: bool,
 ) -> LoadedCohort | CohortReport:
+    captures = task.captures
     owners = list(captures.owners)
     lead = owners[0] if owners else None
     if lead is None:
@@ -117,11 +144,10 @@ def _load(
     optional = [*_OPTIONAL, *twins] if "advantage.estimate" in abilities else twins
     wanted = dict.fromkeys([*names, *sorted(reads | writes), *optional])
     read = [name for name in wanted if name in _ALWAYS or name in names or name in held]
-    merged, totals, micro_batches = _read_rows(store, owners, table, read, rows)
+    merged, totals, micro_batches = _read_rows(store, owners, table, read, task.rows)
     merged = fill_from_sources(merged, reads, report.run_id, sources)
     check_lengths(merged)
     check_missing(merged, abilities, report)
-    merged = _drop_null_columns(merged, keep=(*names, "group_id", "micro_batch_id"))
     cohort = LoadedCohort(
         report=report,
         settings=lead.settings,
@@ -129,7 +155,7 @@ def _load(
         table=merged,
         rows=totals,
         stages=[name for name in STAGE_NAMES if name in abilities],
-        whole=whole,
+        whole=task.whole,
         dtypes=_dtypes(owners, table.name),
         micro_batches=micro_batches,
     )
@@ -143,7 +169,7 @@ def _read_rows(
     owners: list[Entry],
     table: Table,
     columns: list[str],
-    rows: Mapping[int, np.ndarray[Any, Any]] | None,
+    rows: Mapping[int, Mask] | None,
 ) -> tuple[pa.Table, dict[int, int], dict[tuple[int, str | None], int]]:
     """The chosen rows of all owners, and how many each rank and micro-batch holds in all."""
     tables, totals, micro_batches = [], {}, Counter[tuple[int, str | None]]()
@@ -156,9 +182,16 @@ def _read_rows(
         micro_batches.update((rank, one) for one in part["micro_batch_id"].to_pylist())
         part = part.append_column("rank", pa.array(np.full(part.num_rows, rank, np.int32)))
         part = part.append_column("row", pa.array(np.arange(part.num_rows, dtype=np.int64)))
-        chosen = None if rows is None else rows.get(rank, np.zeros(part.num_rows, bool))
-        tables.append(part if chosen is None else part.filter(pa.array(chosen)))
+        tables.append(_chosen(part, rows, rank))
     return pa.concat_tables(tables), totals, dict(micro_batches)
+
+
+def _chosen(part: pa.Table, rows: Mapping[int, Mask] | None, rank: int) -> pa.Table:
+    if rows is None:
+        return part
+    if rank not in rows:
+        return part.slice(0, 0)
+    return part if rows[rank] is None else part.filter(rows[rank])
 
 
 def _held_columns(owners: list[Entry], table: str) -> set[str]:
@@ -211,15 +244,6 @@ def _any_source(captures: CaptureSet, sources: Sources) -> bool:
         for entry in captures.owners
         for attempt, rollout_id in entry.sources
     )
-
-
-def _drop_null_columns(table: pa.Table, keep: Collection[str]) -> pa.Table:
-    empty = [
-        name
-        for name in table.column_names
-        if name not in keep and table.num_rows and table[name].null_count
-    ]
-    return table.drop_columns(empty) if empty else table
 
 
 def _dtypes(owners: list[Entry], table: str) -> dict[str, str]:

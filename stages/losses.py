@@ -58,18 +58,25 @@ class SampleLosses:
         clip = ppo_clip(
             *self._inputs, eps_clip=settings.eps_clip, eps_clip_high=settings.eps_clip_high
         )
-        self._tokens = {"pg_loss": clip.pg_loss, "pg_clipfrac": clip.clipped, "ppo_kl": clip.ppo_kl}
+        self._tokens = {
+            "pg_loss": clip.pg_loss,
+            "pg_clipfrac": clip.clipped,
+            "ppo_kl": clip.log_ratio,
+        }
         if self._entropy is not None:
             self._tokens["entropy_loss"] = self._entropy
 
     @cached_property
     def means(self) -> dict[str, MaskedMean]:
         """Masked mean, numerator and denominator of each sample, by field."""
-        weights = self._mask.double()
-        means = {
-            name: seq_mean_token_mean(values.double(), weights, self._offsets)
-            for name, values in self._tokens.items()
-        }
+        weights, counts = self._mask.double(), None
+        means: dict[str, MaskedMean] = {}
+        for name, values in self._tokens.items():
+            means[name] = seq_mean_token_mean(values, weights, self._offsets, denominator=counts)
+            counts = means[name].denominator
+        # ppo_kl is old - new, the negative of the log ratio.
+        kl = means["ppo_kl"]
+        means["ppo_kl"] = MaskedMean(-kl.mean, -kl.numerator, kl.denominator)
         pg, entropy, coef = means["pg_loss"], means.get("entropy_loss"), self._settings.entropy_coef
         if entropy is None:
             means["loss"] = pg
@@ -112,7 +119,7 @@ def replay_loss_policy(block: Block) -> None:
     settings = block.settings.loss
     isolated = SampleLosses(block, settings, {})
     consumed = {"advantages", "loss_mask", LOG_PROB_SOURCES[settings.old_source], "entropy"}
-    replaced = {name: block.chained[name] for name in consumed & set(block.chained)}
+    replaced = {name: block.chained[name] for name in sorted(consumed & set(block.chained))}
     chained = SampleLosses(block, settings, replaced) if replaced else None
     looks: list[Look] = []
     chained_looks: list[Look] = []
@@ -129,6 +136,7 @@ def replay_loss_policy(block: Block) -> None:
         chained_looks if chained is not None else None,
         inputs=("log_probs", old, "advantages", "entropy"),
         has_chain="advantage.estimate" in block.stages or bool(replaced),
+        replaced=tuple(replaced),
         noun="scalars",
     )
     for index, cohort in enumerate(block.cohorts):

@@ -107,7 +107,7 @@ def _divided(
         return numbers
     parts, part = np.unique(by, return_inverse=True)
     _, divided = np.unique(numbers * len(parts) + part, return_inverse=True)
-    return divided.astype(np.int64)
+    return np.asarray(divided, np.int64)
 
 
 def packed_values(column: pa.ChunkedArray) -> Tensor:

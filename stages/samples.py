@@ -35,7 +35,8 @@ def _check_lengths(cohort: LoadedCohort) -> Look:
         _add(cohort, look, "total_length", row, total[row], response[row])
     if "tokens" in table.column_names:
         found = list_lengths(table["tokens"])
-        for row in ((found != total) & (found != response)).nonzero()[0].tolist():
+        wrong = (found != total) & (found != response) & (found >= 0)
+        for row in wrong.nonzero()[0].tolist():
             _add(cohort, look, "tokens", row, found[row], total[row])
     return look
 

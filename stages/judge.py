@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 
-from trajreplay.query.capture_sets import CaptureSet, CaptureSets
+from trajreplay.query.capture_sets import CaptureSets
 from trajreplay.query.catalog import Cohort
 from trajreplay.schema.contracts import STAGE_NAMES
 from trajreplay.schema.errors import TrajReplayError
 from trajreplay.schema.store import LocalStore
 from trajreplay.stages.advantages import replay_advantage_estimate, replay_advantage_kl
 from trajreplay.stages.block import Block, LoadedCohort
-from trajreplay.stages.loading import load_cohort
+from trajreplay.stages.loading import Task, load_cohort
 from trajreplay.stages.losses import replay_loss_policy
-from trajreplay.stages.report import COMPARED, CohortReport, Finding, Report, StageResult
+from trajreplay.stages.report import CohortReport, Finding, StageResult
 from trajreplay.stages.rewards import replay_reward_post_process, replay_reward_raw
 from trajreplay.stages.samples import judge_samples
 from trajreplay.stages.sources import Sources
@@ -33,35 +32,9 @@ _STAGES: dict[str, Callable[[Block], None]] = {
 # Tokens that are packed at once: what float64 work on them needs stays in the cache.
 BLOCK_TOKENS = 1 << 17
 BATCH_TOKENS = 1 << 22
+# Samples in memory: eight columns of float32 as read, those of a block in float64, temporaries.
+BYTES_PER_TOKEN = 512
 DEFAULT_MEMORY_BYTES = 2 << 30
-
-
-@dataclass(frozen=True)
-class Task:
-    """One capture set to replay, and which of its rows.
-
-    Args:
-        captures: The capture set.
-        rows: By rank, which rows; None for all.
-        whole: Whether those are the whole cohort.
-    """
-
-    captures: CaptureSet
-    rows: dict[int, np.ndarray[Any, Any]] | None = None
-    whole: bool = True
-
-    @property
-    def tokens(self) -> int:
-        """Response tokens of its captures."""
-        return sum(entry.tokens for entry in self.captures.entries)
-
-    @property
-    def turn(self) -> tuple[str, int, int, int]:
-        """When it is judged: after every rollout that it consumed from."""
-        sources = [one[1] for entry in self.captures.entries for one in entry.sources]
-        latest = max([self.captures.rollout_id, *sources])
-        step = -1 if self.captures.step_id is None else self.captures.step_id
-        return self.captures.run_id, latest, step, self.captures.attempt
 
 
 def replay_tasks(
@@ -90,32 +63,37 @@ def replay_tasks(
     """
     ordered = sorted(tasks, key=lambda task: task.turn)
     sources = Sources(sets, memory_bytes // 4)
-    budget = min(BATCH_TOKENS, memory_bytes // 512)
+    budget = min(BATCH_TOKENS, memory_bytes // BYTES_PER_TOKEN)
     reports: list[CohortReport] = []
-    for batch in _batches(ordered, budget):
-        for kind in ("rollout", "step"):
-            loaded: list[LoadedCohort] = []
-            for task in (one for one in batch if one.captures.kind == kind):
-                found = load_cohort(
-                    store,
-                    task.captures,
-                    sources,
-                    stages=stages,
-                    rows=task.rows,
-                    whole=task.whole,
-                    allow_partial=allow_partial,
-                )
-                if isinstance(found, LoadedCohort):
-                    loaded.append(found)
-                    reports.append(found.report)
-                else:
-                    reports.append(found)
-            _judge(loaded, sources)
-        if progress is not None:
-            progress(len(reports), len(ordered))
+    with _one_thread():
+        for batch in _batches(ordered, budget):
+            for kind in ("rollout", "step"):
+                found = [
+                    load_cohort(store, task, sources, stages=stages, allow_partial=allow_partial)
+                    for task in batch
+                    if task.captures.kind == kind
+                ]
+                _judge([one for one in found if isinstance(one, LoadedCohort)], sources)
+                reports += [one.report if isinstance(one, LoadedCohort) else one for one in found]
+            if progress is not None:
+                progress(len(reports), len(ordered))
     for report in reports:
         _finish(report)
     return sorted(reports, key=lambda report: report.place)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Blocks are small, and threads that share one mostly wait for each other."""
+    # A large block given back once makes the allocator keep its temporaries: without it most of
+    # the time goes into page faults.
+    torch.empty(31 << 20, dtype=torch.uint8)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _batches(tasks: list[Task], budget: int) -> Iterator[list[Task]]:
@@ -136,6 +114,7 @@ def _judge(cohorts: list[LoadedCohort], sources: Sources) -> None:
     for cohort in cohorts:
         if "sample" in cohort.stages:
             judge_samples(cohort, sources)
+        cohort.drop_incomplete()
         if cohort.table.num_rows:
             ready.append(cohort)
         else:
@@ -216,12 +195,3 @@ def _finish(report: CohortReport) -> None:
             result.verdict = "diverged"
             result.message = result.message or finding.message
     report.stages.sort(key=lambda one: STAGE_NAMES.index(one.stage))
-
-
-def require_all_stages(report: Report) -> None:
-    """Make every stage that was not compared unverified."""
-    for cohort in report.cohorts:
-        for result in cohort.stages:
-            if result.verdict not in (*COMPARED, "refused"):
-                result.message = f"{result.verdict}: {result.message}".removesuffix(": ")
-                result.verdict = "unverified"

@@ -1,0 +1,97 @@
+"""From a selection to a report: closure, source rollouts, and what else to say about the choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from trajreplay.query import (
+    Catalog,
+    Cohort,
+    Selected,
+    Selection,
+    also_consumed_by,
+    close,
+    select,
+    source_rollouts,
+)
+from trajreplay.schema.contracts import V1_STAGES
+from trajreplay.stages.judge import DEFAULT_MEMORY_BYTES, replay_tasks
+from trajreplay.stages.loading import Task
+from trajreplay.stages.report import COMPARED, CohortReport, Finding, Report
+
+
+def replay(
+    catalog: Catalog,
+    selection: Selection,
+    *,
+    require_stages: bool = False,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Recompute the stages of what is selected; see `Lake.replay`.
+
+    Raises:
+        QueryError: The selection is wrong or selects nothing.
+        DatasetError: An attempt record is damaged.
+    """
+    selected = select(catalog, selection)
+    reports = replay_tasks(
+        catalog.store,
+        selected.sets,
+        _tasks(catalog, selected),
+        stages=selection.stages,
+        allow_partial=selection.allow_partial,
+        memory_bytes=memory_bytes,
+        progress=progress,
+    )
+    if selection.stages:
+        reports = _answering(reports)
+    if len(selected) < len(selected.sets):
+        _note_other_consumers(selected, reports)
+    report = Report(reports)
+    if require_stages:
+        _require(report, selection.stages or V1_STAGES)
+    return report
+
+
+def _tasks(catalog: Catalog, selected: Selected) -> list[Task]:
+    """What is selected, closed, and the rollouts that whole steps among it consumed from."""
+    tasks: dict[Cohort, Task] = {}
+    for one in selected:
+        closure = close(catalog.store, one, selected.selection.closure)
+        rows = None if closure.whole else closure.rows
+        tasks[one.captures.cohort] = Task(one.captures, rows, closure.whole, closure.problems)
+    for task in list(tasks.values()):
+        for source in source_rollouts(task.captures) if task.whole else ():
+            if source in selected.sets and source not in tasks:
+                tasks[source] = Task(selected.sets[source])
+    return list(tasks.values())
+
+
+def _answering(reports: list[CohortReport]) -> list[CohortReport]:
+    """Without the cohorts that declare none of the stages asked for, unless none would be left."""
+    found = [
+        report
+        for report in reports
+        if report.refusal or any(one.verdict != "not-declared" for one in report.stages)
+    ]
+    return found or reports
+
+
+def _note_other_consumers(selected: Selected, reports: list[CohortReport]) -> None:
+    others = also_consumed_by(selected.sets, selected.cohorts)
+    for report in reports:
+        cohort = Cohort(report.run_id, report.attempt, report.rollout_id, report.step_id)
+        steps = ", ".join(f"{one.rollout_id}:{one.step_id}" for one in others.get(cohort, ()))
+        if steps:
+            message = f"also consumed by the steps {steps}, which are not selected"
+            report.findings.append(Finding("also-consumed-by", "info", message))
+
+
+def _require(report: Report, stages: tuple[str, ...]) -> None:
+    """Make every stage that was not compared unverified."""
+    for cohort in report.cohorts:
+        for result in cohort.stages:
+            if result.stage in stages and result.verdict not in (*COMPARED, "refused"):
+                result.message = f"{result.verdict}: {result.message}".removesuffix(": ")
+                result.verdict = "unverified"
