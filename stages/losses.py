@@ -237,21 +237,26 @@ def _judge_coverage(block: Block, index: int, cohort: LoadedCohort) -> None:
     needed = ability(STAGE, cohort.settings, cohort.owners[0].parallel, columns).writes
     found = list(recorded_outputs(block, index, STAGE))
     stated = [one for one in found if one.output.scope is not None and one.output.reduction]
-    missing = [name for name in needed if not _covered(name, stated, cohort)]
-    if not missing or result.verdict == "diverged":
-        return
-    comparable = [one for one in stated if one.complete]
-    if not cohort.whole and not comparable:
-        result.verdict, result.isolated, result.chained = "skipped", None, None
-        result.message = "needs the whole cohort; --closure cohort asks for it"
-        return
+    comparable = [one for one in stated if one.complete and one.output.field in needed]
     if not cohort.whole:
+        if not comparable:
+            result.verdict, result.isolated, result.chained = "skipped", None, None
+            result.message = "needs the whole cohort; --closure cohort asks for it"
+        return
+    missing = [name for name in needed if not _covered(name, comparable, cohort)]
+    if not missing or result.verdict == "diverged":
         return
     result.verdict = "unverified"
     unstated = sorted({one.output.field for one in found} & set(missing))
-    result.message = f"not recorded: {', '.join(name for name in missing if name not in unstated)}"
-    if unstated:
-        result.message = f"recorded without scope and reduction: {', '.join(unstated)}"
+    absent = ", ".join(name for name in missing if name not in unstated)
+    result.message = "; ".join(
+        text
+        for text in (
+            f"not recorded: {absent}" if absent else "",
+            f"recorded without scope and reduction: {', '.join(unstated)}" if unstated else "",
+        )
+        if text
+    )
 
 
 def _covered(name: str, stated: list[Recorded], cohort: LoadedCohort) -> bool:
