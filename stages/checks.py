@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from trajreplay.query.capture_sets import CaptureSet
+from trajreplay.query.closure import short_groups
 from trajreplay.schema.contracts import STAGE_OF_COLUMN
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError, listed
@@ -16,6 +17,7 @@ from trajreplay.stages.block import LoadedCohort
 from trajreplay.stages.capability import Ability
 from trajreplay.stages.packed import list_lengths
 from trajreplay.stages.report import CohortReport, Finding, StageResult
+from trajreplay.stages.sources import Sources
 
 SAMPLE_KEY = ("sample_id", "source_attempt", "source_rollout_id")
 
@@ -104,6 +106,37 @@ def check_missing(table: pa.Table, abilities: dict[str, Ability], report: Cohort
                 )
                 report.stages.append(StageResult(stage, "unverified", message=message))
                 del abilities[stage]
+
+
+def check_groups(table: pa.Table, run_id: str, sources: Sources) -> None:
+    """Refuse groups that are known to have members that were not captured here.
+
+    Raises:
+        DatasetError: Some are, by their `group_size` or by the rollout that generated them.
+    """
+    coordinates = [
+        name for name in ("source_attempt", "source_rollout_id") if name in table.column_names
+    ]
+    names = [table[name].to_pylist() for name in (*coordinates, "group_id")]
+    groups = list(zip(*names, strict=True))
+    sizes = table["group_size"].to_pylist() if "group_size" in table.column_names else []
+    problems = [str(one) for one in short_groups(groups, sizes)] if sizes else []
+    for attempt, rollout_id in sorted({group[:2] for group in groups if len(group) == 3}):
+        source = sources.find(run_id, attempt, rollout_id)
+        if isinstance(source, str) or "group_id" not in source.table.column_names:
+            continue
+        there = Counter(source.table["group_id"].to_pylist())
+        from_here = (group[2] for group in groups if group[:2] == (attempt, rollout_id))
+        problems += [
+            f"group {name!r}: {count} of {there[name]} members of rollout {rollout_id} are here"
+            for name, count in Counter(from_here).items()
+            if there[name] > count
+        ]
+    if problems:
+        raise DatasetError(
+            "reward.post_process normalises over whole groups, and not all members are here: "
+            f"{listed(problems)}; capture whole groups, or declare the stage at rollout level"
+        )
 
 
 def note_copies(captures: CaptureSet, report: CohortReport) -> None:

@@ -13,7 +13,7 @@ from trajreplay.query.capture_sets import CaptureSet
 from trajreplay.query.reading import read_columns
 from trajreplay.query.row_masks import Mask
 from trajreplay.schema.columns import Table
-from trajreplay.schema.contracts import STAGE_NAMES, StageContract
+from trajreplay.schema.contracts import STAGE_NAMES, V1_STAGES, StageContract
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError, SchemaError, TrajReplayError
 from trajreplay.schema.store import LocalStore
@@ -22,6 +22,7 @@ from trajreplay.stages.block import LoadedCohort
 from trajreplay.stages.capability import Ability, ability
 from trajreplay.stages.checks import (
     check_agreement,
+    check_groups,
     check_lengths,
     check_missing,
     check_unique,
@@ -142,12 +143,15 @@ def _load(
     )
     twins = TWINS if has_source else ()
     optional = [*_OPTIONAL, *twins] if "advantage.estimate" in abilities else twins
-    wanted = dict.fromkeys([*names, *sorted(reads | writes), *optional])
+    sizes = ("group_size",) if "reward.post_process" in abilities else ()
+    wanted = dict.fromkeys([*names, *sorted(reads | writes), *optional, *sizes])
     read = [name for name in wanted if name in _ALWAYS or name in names or name in held]
     merged, totals, micro_batches = _read_rows(store, owners, table, read, task.rows)
     merged = fill_from_sources(merged, reads, report.run_id, sources)
     check_lengths(merged)
     check_missing(merged, abilities, report)
+    if "reward.post_process" in abilities:
+        check_groups(merged, report.run_id, sources)
     cohort = LoadedCohort(
         report=report,
         settings=lead.settings,
@@ -215,7 +219,8 @@ def _choose_stages(
         if asked and name not in asked:
             continue
         if contract is None:
-            report.stages.append(StageResult(name, "not-declared", capability="not-declared"))
+            if asked or name in V1_STAGES:
+                report.stages.append(StageResult(name, "not-declared", capability="not-declared"))
         elif contract.capability != "recompute":
             report.stages.append(_not_run(contract))
         else:
