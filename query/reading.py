@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -54,7 +54,19 @@ def read_columns(
     if not there:
         return _finished(file, entry, wanted, {}, file.rows)
     with OpenFile(store, file, table, [column.name for column in there]) as opened:
-        found = opened.read(opened.row_groups)
+        return read_opened(opened, entry, wanted, verify=verify)
+
+
+def read_opened(
+    opened: OpenFile, entry: Entry, wanted: Sequence[Column], *, verify: bool = True
+) -> pa.Table:
+    """Read what a file was opened for, and make up the other wanted columns.
+
+    Raises:
+        DatasetError: The file is not what the entry says.
+    """
+    file = opened.file
+    found = opened.read(opened.row_groups)
     if found.num_rows < file.first_row + file.rows:
         raise broken(file, f"holds {found.num_rows} rows, expected {file.rows}")
     named = _named(found.slice(file.first_row, file.rows))
@@ -76,7 +88,7 @@ def read_batches(
     wanted = _declared(table, columns)
     file = entry.file(table.name)
     there = [column for column in wanted if file is not None and column.name in file.columns]
-    if file is None or not there or _decoded_bytes(file, there) <= WHOLE_LIMIT_BYTES:
+    if file is None or not there or decoded_bytes(file, there) <= WHOLE_LIMIT_BYTES:
         yield from read_columns(store, entry, table, columns).to_batches()
         return
     with OpenFile(store, file, table, [column.name for column in there]) as opened:
@@ -91,7 +103,8 @@ def read_batches(
             start += found.num_rows
 
 
-def _decoded_bytes(file: DataFile, columns: list[Column]) -> int:
+def decoded_bytes(file: DataFile, columns: Iterable[Column]) -> int:
+    """What columns of a capture take in memory, as its entry counts their values."""
     return sum(file.columns[column.name].values * _width(column.type) for column in columns)
 
 
@@ -103,7 +116,7 @@ def _width(column_type: pa.DataType) -> int:
     return _TEXT_GUESS_BYTES if pa.types.is_string(column_type) else column_type.bit_width // 8
 
 
-def _schema(columns: list[Column]) -> pa.Schema:
+def _schema(columns: Sequence[Column]) -> pa.Schema:
     return pa.schema([column.field for column in columns])
 
 
@@ -123,7 +136,7 @@ def _declared(table: Table, names: Sequence[str]) -> list[Column]:
 def _finished(
     file: DataFile,
     entry: Entry,
-    wanted: list[Column],
+    wanted: Sequence[Column],
     found: dict[str, pa.ChunkedArray],
     rows: int,
     *,

@@ -1,0 +1,171 @@
+"""One data file against its entry: digests, statistics, lengths, counts, stored text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trajreplay.query.datafile import OpenFile
+from trajreplay.query.reading import WHOLE_LIMIT_BYTES, decoded_bytes, read_opened
+from trajreplay.schema.columns import Column
+from trajreplay.schema.entry import DataFile, Entry
+from trajreplay.schema.errors import DatasetError, SchemaError
+from trajreplay.schema.policy import TEXT_FIELDS, Redaction
+from trajreplay.schema.store import LocalStore
+from trajreplay.schema.tables import TABLES, length_column
+
+_LENGTHS = ("response_length", "total_length")
+_IDS = ("sample_id", "source_attempt", "source_rollout_id")
+
+
+def check_file(store: LocalStore, entry: Entry, file: DataFile) -> tuple[list[str], pa.Table]:
+    """Read every column of a data file and say what is wrong with it.
+
+    A capture of more than 64 MiB is read a column at a time.
+
+    Returns:
+        The problems, and the ids of its samples.
+
+    Raises:
+        DatasetError: The file is not what the entry says.
+    """
+    if file.table not in TABLES:
+        raise DatasetError(f"{file.path} holds rows of a table {file.table!r}, which no lake has")
+    table = TABLES[file.table]
+    columns = [table[name] for name in file.columns if name in table]
+    small = decoded_bytes(file, columns) <= WHOLE_LIMIT_BYTES
+    lengths: dict[str, pa.ChunkedArray] = {}
+    ids: dict[str, pa.ChunkedArray] = {}
+    problems: list[str] = []
+    for number, some in enumerate([columns] if small else [[one] for one in _ordered(columns)]):
+        with OpenFile(store, file, table, [column.name for column in some]) as opened:
+            if number == 0:
+                problems += check_statistics(opened, entry)
+            found = read_opened(opened, entry, some)
+        lengths |= {name: found[name] for name in _LENGTHS if name in found.column_names}
+        ids |= {name: found[name] for name in _IDS if name in found.column_names}
+        problems += [f"{file.path}: {one}" for one in _values_problems(entry, file, found, lengths)]
+    problems += [f"{file.path}: {one}" for one in _total_problems(entry, lengths)]
+    return problems, pa.table(ids)
+
+
+def _ordered(columns: list[Column]) -> list[Column]:
+    """Lengths first, since the other columns are held against them."""
+    return sorted(columns, key=lambda column: column.name not in _LENGTHS)
+
+
+def check_statistics(opened: OpenFile, entry: Entry) -> list[str]:
+    """What is wrong with the statistics in a footer: readers that trust them would hide rows."""
+    problems = []
+    metadata = opened.parquet.metadata
+    keys = {column.name for column in opened.table.having("key")}
+    for group in opened.row_groups:
+        chunks = metadata.row_group(group)
+        for index in range(metadata.num_columns):
+            chunk = chunks.column(index)
+            if not chunk.is_stats_set and not chunk.has_column_index:
+                continue
+            name = chunk.path_in_schema.partition(".")[0]
+            if name not in keys:
+                problems.append(f"column {name} has statistics, expected them on keys only")
+            elif (wrong := _wrong_key_statistics(chunk.statistics, entry, name)) is not None:
+                problems.append(f"column {name} has statistics of {wrong}, not of its entry's key")
+    return [f"{opened.file.path}: {one}" for one in dict.fromkeys(problems)]
+
+
+def _wrong_key_statistics(statistics: object, entry: Entry, name: str) -> str | None:
+    if not getattr(statistics, "has_min_max", False) or not hasattr(entry.key, name):
+        return None
+    found = (statistics.min, statistics.max)  # type: ignore[attr-defined]
+    value = getattr(entry.key, name)
+    return None if found == (value, value) else f"{found[0]!r} to {found[1]!r}"
+
+
+def _values_problems(
+    entry: Entry, file: DataFile, found: pa.Table, lengths: dict[str, pa.ChunkedArray]
+) -> Iterator[str]:
+    table = TABLES[file.table]
+    for name in found.column_names:
+        column, values = table[name], found[name]
+        seal = file.columns[name]
+        if values.null_count != seal.nulls:
+            yield f"column {name} has {values.null_count} nulls, its entry says {seal.nulls}"
+        inner = _inner(values) if column.is_list else values
+        if len(inner) != seal.values:
+            yield f"column {name} has {len(inner)} values, its entry says {seal.values}"
+        if column.is_floating and (count := _non_finite(inner)) != seal.non_finite:
+            yield f"column {name} has {count} non-finite values, its entry says {seal.non_finite}"
+        if column.is_list and name != "weight_versions" and lengths:
+            yield from _length_problems(column, values, lengths)
+        if column.role == "text":
+            yield from redaction_problems(entry, column, values)
+    if "loss_mask" in found.column_names:
+        highest = pc.max(_inner(found["loss_mask"])).as_py() or 0
+        if highest > 1:
+            yield f"loss_mask has the value {highest}, expected 0 or 1"
+
+
+def _inner(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pa.chunked_array([chunk.flatten() for chunk in values.chunks], values.type.value_type)
+
+
+def _non_finite(values: pa.ChunkedArray) -> int:
+    finite: int = pc.sum(pc.is_finite(values)).as_py() or 0
+    return len(values) - int(values.null_count) - finite
+
+
+def _length_problems(
+    column: Column, values: pa.ChunkedArray, lengths: dict[str, pa.ChunkedArray]
+) -> Iterator[str]:
+    expected = lengths.get(length_column(column.name))
+    if expected is None:
+        return
+    differs = pc.fill_null(pc.not_equal(pc.list_value_length(values), expected), False)
+    count = pc.sum(differs).as_py() or 0
+    if count:
+        row = pc.index(differs, True).as_py()
+        yield (
+            f"row {row}: {column.name} has {len(values[row])} values, expected "
+            f"{length_column(column.name)} = {expected[row]} ({count} rows like it)"
+        )
+
+
+def redaction_problems(entry: Entry, column: Column, values: pa.ChunkedArray) -> Iterator[str]:
+    """What a text column stores that the capture's redaction policy does not leave."""
+    if column.name not in TEXT_FIELDS:
+        return
+    try:
+        policy = Redaction(entry.redaction)
+    except SchemaError as error:
+        yield f"its entry has a redaction policy that cannot be read: {error.message}"
+        return
+    for text in pc.unique(values).to_pylist():
+        if problem := policy.problem(column.name, text):
+            yield f"{column.name} {problem}"
+            return
+
+
+def _total_problems(entry: Entry, lengths: dict[str, pa.ChunkedArray]) -> Iterator[str]:
+    if "response_length" in lengths:
+        tokens = pc.sum(lengths["response_length"]).as_py() or 0
+        if tokens != entry.tokens:
+            yield f"has {tokens} response tokens, its entry says {entry.tokens}"
+
+
+def duplicate_samples(captures: Iterable[tuple[Entry, pa.Table]]) -> list[str]:
+    """Samples that a shard of one cohort holds twice.
+
+    Args:
+        captures: The owners of a capture set, each with the ids of its samples.
+    """
+    seen: set[tuple[object, ...]] = set()
+    problems = []
+    for entry, ids in captures:
+        shard = entry.parallel.shard
+        for name in zip(*(column.to_pylist() for column in ids.columns), strict=True):
+            if (*name, shard) in seen:
+                problems.append(f"rank {entry.key.rank} holds sample {name[0]!r} a second time")
+            seen.add((*name, shard))
+    return problems
