@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from trajreplay.schema.errors import CaptureError
+
+
+class Values(Protocol):
+    """Values of one sample: a list, or a torch, numpy or Arrow array."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def __getitem__(self, index: Any, /) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +29,7 @@ class SampleRecord:
         group_id: The prompt's id as text, instead of `group_index`.
         response_length: Response tokens.
         total_length: Prompt and response tokens.
-        loss_mask: `response_length` values of 0 or 1.
+        loss_mask: `response_length` values of 0 or 1, of any type.
         raw_reward: Score given.
         reward: Score used, after post-processing.
         source_rollout_id: Rollout that generated it; the capture's own if omitted.
@@ -33,7 +44,7 @@ class SampleRecord:
     sample_id: str
     response_length: int
     total_length: int
-    loss_mask: Sequence[int]
+    loss_mask: Values
     group_index: int | None = None
     group_id: str | None = None
     group_size: int | None = None

@@ -152,7 +152,7 @@ def test_a_redaction_that_means_nothing_is_refused(rules: dict[str, str]) -> Non
 
 
 def test_a_group_has_one_name() -> None:
-    record = SampleRecord("s", 0, 0, np.zeros(0), group_index=7)  # type: ignore[arg-type]
+    record = SampleRecord("s", 0, 0, np.zeros(0), group_index=7)
     assert record.group == "g-7"
     assert SampleRecord("s", 0, 0, [], group_index=7, group_id="g-7").group == "g-7"
     with pytest.raises(CaptureError, match="group_index 7 and group_id 'x'"):
