@@ -10,12 +10,14 @@ from trajreplay.query.closure import (
     short_groups,
     source_rollouts,
 )
+from trajreplay.query.info import Inspection, info, inspect
 from trajreplay.query.lineage import Lineage, lineages
 from trajreplay.query.predicates import matching_rows
 from trajreplay.query.reading import read_columns
 from trajreplay.query.row_masks import SelectedSet
 from trajreplay.query.selection import Selected, Selection, select
 from trajreplay.query.sql import SqlQuery, SqlResult, run_sql
+from trajreplay.query.validate import ValidationFinding, ValidationReport, validate
 
 __all__ = [
     "CaptureSet",
@@ -24,6 +26,7 @@ __all__ = [
     "Closure",
     "Cohort",
     "CopyDifference",
+    "Inspection",
     "Lineage",
     "Selected",
     "SelectedSet",
@@ -31,9 +34,13 @@ __all__ = [
     "ShortGroup",
     "SqlQuery",
     "SqlResult",
+    "ValidationFinding",
+    "ValidationReport",
     "also_consumed_by",
     "capture_sets",
     "close",
+    "info",
+    "inspect",
     "lineages",
     "matching_rows",
     "read_columns",
@@ -41,4 +48,5 @@ __all__ = [
     "select",
     "short_groups",
     "source_rollouts",
+    "validate",
 ]

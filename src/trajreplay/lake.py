@@ -8,7 +8,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from trajreplay.query import Catalog, SqlQuery
+    import pyarrow
+
+    from trajreplay.query import Catalog, Inspection, SqlQuery, ValidationReport
     from trajreplay.schema import (
         ParallelCoordinates,
         ProducerInfo,
@@ -192,6 +194,68 @@ class Lake:
             memory_bytes=memory_bytes,
             threads=threads,
         )
+
+    def info(
+        self,
+        run: str | None = None,
+        *,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> pyarrow.Table:
+        """One row a capture set: its coordinates, ranks, completeness, samples, tokens and bytes.
+
+        Args:
+            run: Only this run.
+            progress: Called with the capture sets done and all of them.
+
+        Raises:
+            QueryError: There is no such run.
+            DatasetError: The lake cannot be listed.
+        """
+        from trajreplay.query import info
+
+        return info(self._catalog, run, progress=progress)
+
+    def inspect(
+        self,
+        rollout_id: int,
+        step_id: int | None = None,
+        *,
+        run: str | None = None,
+        attempt: int | None = None,
+    ) -> Inspection:
+        """Everything known of one capture set, whole or not.
+
+        Args:
+            rollout_id: Its rollout.
+            step_id: Its step; None for the rollout's own captures.
+            run: Its run; may be left out where only one has such a capture set.
+            attempt: Its attempt, superseded or not; the one in the lineage if omitted.
+
+        Returns:
+            Identity, producer, settings, contracts and payload; `.to_json()`.
+
+        Raises:
+            QueryError: There is none, or several.
+            DatasetError: The lake cannot be listed.
+        """
+        from trajreplay.query import inspect
+
+        return inspect(self._catalog, rollout_id, step_id, run_id=run, attempt=attempt)
+
+    def validate(self, *, progress: Callable[[int, int], None] | None = None) -> ValidationReport:
+        """Check every file: format, integrity, safety, completeness, closure, redaction.
+
+        Nothing is recomputed, and the lake is listed anew.
+
+        Args:
+            progress: Called with the captures done and all of them.
+
+        Returns:
+            The findings; `report.ok` is false where a replay would refuse something.
+        """
+        from trajreplay.query import validate
+
+        return validate(self._store, progress=progress)
 
     def replay(
         self,
