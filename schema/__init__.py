@@ -2,6 +2,7 @@
 
 from trajreplay.schema.columns import Column, Table
 from trajreplay.schema.contracts import STAGES, Stage, StageContract
+from trajreplay.schema.dtypes import restore
 from trajreplay.schema.entry import Entry, LogProbOrigin, Output
 from trajreplay.schema.errors import (
     CaptureError,
@@ -53,4 +54,5 @@ __all__ = [
     "Table",
     "Tolerance",
     "TrajReplayError",
+    "restore",
 ]
