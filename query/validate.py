@@ -15,6 +15,7 @@ from trajreplay.query.closure import source_rollouts
 from trajreplay.query.lineage import Lineage, lineages
 from trajreplay.query.validate_files import check_file, duplicate_samples
 from trajreplay.schema.entry import Entry
+from trajreplay.schema.entry_codec import decode_all
 from trajreplay.schema.errors import DatasetError, SchemaError, TrajReplayError
 from trajreplay.schema.identity import DATA, CaptureKey
 from trajreplay.schema.layout import DATA_ROOT, TEMPORARY, attempt_path, entry_path
@@ -179,8 +180,7 @@ def _entry(catalog: Catalog, key: CaptureKey, report: ValidationReport) -> Entry
     path = entry_path(key)
     try:
         entry = catalog.entry(key)
-        for section in ("parallel", "contracts", "tolerances", "origins", "outputs", "redaction"):
-            getattr(entry, section)
+        decode_all(entry)
     except DatasetError as error:
         report.raised("integrity", path, error)
         return None
