@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trajreplay.schema.contracts import STAGE_OF_COLUMN
 from trajreplay.schema.entry import Entry
-from trajreplay.schema.policy import Tolerance, tolerance_of
+from trajreplay.schema.policy import TOLERANCES, Tolerance, tolerance_of
 from trajreplay.schema.settings import Settings
 from trajreplay.stages.compare import Look
 from trajreplay.stages.packed import Packed
@@ -72,7 +72,9 @@ class LoadedCohort:
         """Cohorts of equal plans can be packed together."""
         settings = repr(self.settings)
         columns = tuple(self.table.column_names)
-        tolerances = tuple(self.tolerance(stage) for stage in self.stages)
+        tolerances = tuple(
+            self.tolerance(stage, dtype) for stage in self.stages for dtype in TOLERANCES
+        )
         return settings, tuple(self.stages), columns, tuple(sorted(self.dtypes.items())), tolerances
 
     def tolerance(self, stage: str, dtype: str = "float32") -> Tolerance:

@@ -112,17 +112,16 @@ def _batches(tasks: list[Task], budget: int) -> Iterator[list[Task]]:
 def _judge(cohorts: list[LoadedCohort], sources: Sources) -> None:
     ready = []
     for cohort in cohorts:
-        if "sample" in cohort.stages:
-            judge_samples(cohort, sources)
-        cohort.drop_incomplete()
-        if cohort.table.num_rows:
-            ready.append(cohort)
-        else:
+        if not cohort.table.num_rows:
             cohort.report.stages += [
                 StageResult(stage, "skipped", message="the cohort has no samples")
                 for stage in cohort.stages
-                if stage != "sample"
             ]
+            continue
+        if "sample" in cohort.stages:
+            judge_samples(cohort, sources)
+        cohort.drop_incomplete()
+        ready.append(cohort)
     for block in _blocks(ready):
         try:
             for stage in block.stages:

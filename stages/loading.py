@@ -132,7 +132,7 @@ def _load(
     check_agreement(owners)
     table = SAMPLE_TABLES[captures.kind]
     held = _held_columns(owners, table.name)
-    abilities = _choose_stages(lead, report, asked, held)
+    abilities = _choose_stages(owners, report, asked, held)
     if not abilities:
         return report
     reads = {name for one in abilities.values() for name in one.reads}
@@ -206,14 +206,16 @@ def _held_columns(owners: list[Entry], table: str) -> set[str]:
 
 
 def _choose_stages(
-    lead: Entry, report: CohortReport, asked: Collection[str], held: set[str]
+    owners: list[Entry], report: CohortReport, asked: Collection[str], held: set[str]
 ) -> dict[str, Ability]:
     """The stages to run; the others get their result here.
 
     Raises:
-        SchemaError: A stage that is declared recompute is unsupported.
+        SchemaError: A stage that is declared recompute, or asked for, is unsupported.
     """
     chosen: dict[str, Ability] = {}
+    lead = owners[0]
+    widest = max((entry.parallel for entry in owners), key=lambda one: one.context_size)
     for name in STAGE_NAMES:
         contract = lead.contracts.get(name)
         if asked and name not in asked:
@@ -221,10 +223,12 @@ def _choose_stages(
         if contract is None:
             if asked or name in V1_STAGES:
                 report.stages.append(StageResult(name, "not-declared", capability="not-declared"))
+        elif asked and contract.capability == "unsupported":
+            raise SchemaError(f"{name} is asked for and declared unsupported: {contract.reason}")
         elif contract.capability != "recompute":
             report.stages.append(_not_run(contract))
         else:
-            found = ability(name, lead.settings, lead.parallel, held)
+            found = ability(name, lead.settings, widest, held)
             if found.capability != "recompute":
                 raise SchemaError(
                     f"{name} is declared recompute and is unsupported: {found.reason}"

@@ -61,7 +61,7 @@ def replay_reward_post_process(block: Block) -> None:
     )
     looks = compared.looks
     if settings.grouping == "group":
-        sizes = _group_size_looks(block)
+        sizes = _group_size_looks(block, compared.disagree)
         looks = [look.merged(size) for look, size in zip(looks, sizes, strict=True)]
         _warn_of_constant_groups(block, raw, looks)
     echoes = echoed_looks(
@@ -87,14 +87,19 @@ def _processed(block: Block, raw: Tensor) -> Tensor:
     )
 
 
-def _group_size_looks(block: Block) -> list[Look]:
-    """A group of another size than the settings say diverges: other samples were normalised."""
+def _group_size_looks(block: Block, disagree: Tensor | None) -> list[Look]:
+    """A group of another size than the settings say diverges: other samples were normalised.
+
+    Samples that disagree are counted already.
+    """
     expected = block.settings.reward.n_samples_per_prompt
     looks = [Look() for _ in block.cohorts]
     groups = block.packed.groups
     if expected is None or not len(groups):
         return looks
+    others = torch.ones(len(groups)) if disagree is None else (~disagree).float()
     sizes = scatter_sum(torch.ones(len(groups)).double(), groups, int(groups.max()) + 1)
+    uncounted = scatter_sum(others.double(), groups, len(sizes))
     first = torch.full((len(sizes),), len(groups)).scatter_reduce(
         0, groups, torch.arange(len(groups)), "amin"
     )
@@ -104,7 +109,7 @@ def _group_size_looks(block: Block) -> list[Look]:
             torch.searchsorted(torch.tensor(block.packed.sample_bounds[1:]), sample, right=True)
         )
         look, place = looks[index], block.sample_divergence("", sample, 0.0, 0.0)
-        look.mismatches += int(sizes[group])
+        look.mismatches += int(uncounted[group])
         if len(look.divergences) < EXAMPLES:
             look.divergences.append(
                 Divergence(

@@ -71,7 +71,8 @@ def write_whole(
 ) -> list[Entry]:
     """All six stages in one step, over two ranks unless the shares say otherwise."""
     shares = samples if isinstance(samples, dict) else halves(list(samples))  # type: ignore[arg-type]
-    options.setdefault("expected", rank_sums(Trainer(way), shares))
+    if "expected" not in options:
+        options["expected"] = rank_sums(Trainer(way), shares)
     options.setdefault("stages", ALL_STAGES)
     return capture(lake, shares, way, step_id=step_id, **options)
 
@@ -97,7 +98,8 @@ def write_step(
 ) -> list[Entry]:
     """A step that consumed samples, and its loss."""
     shares = samples if isinstance(samples, dict) else halves(list(samples))  # type: ignore[arg-type]
-    options.setdefault("expected", rank_sums(Trainer(way), shares))
+    if "expected" not in options:
+        options["expected"] = rank_sums(Trainer(way), shares)
     options.setdefault("stages", STEP_STAGES)
     options.setdefault("columns", STEP_COLUMNS)
     return capture(lake, shares, way, step_id=step_id, **options)
