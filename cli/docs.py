@@ -64,7 +64,7 @@ def _options_of(name: str) -> str:
         f"{inspect.cleandoc(command.help or '')}\n\n"
         f"{table(('option', ''), rows)}\n"
         f"{table(('exit', ''), codes)}\n"
-        f"```\n{command.example}\n```\n"
+        f"```text\n{command.example}\n```\n"
     )
 
 

@@ -9,6 +9,7 @@ import traceback
 
 import click
 
+from trajreplay.cli.output import SinkError
 from trajreplay.cli.text import printable
 
 DIFFERS = 1
@@ -30,6 +31,8 @@ def report_error(error: Exception, *, verbose: bool) -> int:
     if isinstance(error, click.ClickException):
         error.show(file=sys.stderr)
         return error.exit_code
+    if isinstance(error, SinkError) and isinstance(error.__cause__, OSError):
+        error = error.__cause__
     # Imported only now: a wrong option must not wait for the libraries behind the schema.
     from trajreplay.schema import QueryError, TrajReplayError
 

@@ -11,6 +11,7 @@ import click
 from trajreplay import __version__
 from trajreplay.cli.errors import report_error, silence_broken_pipe
 from trajreplay.cli.options import LAKE_HELP, Session
+from trajreplay.cli.output import SinkError
 from trajreplay.cli.verb import EXIT_CODES, HELP, write_exit_codes
 
 # Verb: (module, the first sentence of its help). The modules are loaded when a verb is called.
@@ -57,7 +58,9 @@ class Verbs(click.Group):
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
-        except BrokenPipeError:
+        except (BrokenPipeError, SinkError) as error:
+            if not isinstance(error.__cause__ or error, BrokenPipeError):
+                raise
             silence_broken_pipe()
             ctx.exit(141)  # 128 + SIGPIPE, as the shell reports it for any other program
         return result

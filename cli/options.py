@@ -116,7 +116,7 @@ def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_output
 
 
-class StepIdentity(click.ParamType):
+class StepIdentity(click.ParamType[tuple[int, int]]):
     """`R:S`, an optimizer step by its rollout and its number inside the rollout."""
 
     name = "R:S"
@@ -133,7 +133,7 @@ class StepIdentity(click.ParamType):
         return int(found[1]), int(found[2])
 
 
-class Size(click.ParamType):
+class Size(click.ParamType[int]):
     """A number of bytes such as `2GiB`, `500MB` or `1000000`."""
 
     name = "SIZE"
@@ -152,7 +152,7 @@ class Size(click.ParamType):
         return size
 
 
-class StageName(click.ParamType):
+class StageName(click.ParamType[str]):
     """The name of a stage."""
 
     name = "STAGE"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import sys
@@ -21,6 +22,35 @@ if TYPE_CHECKING:
 
 FORMATS = ("table", "json", "ndjson", "csv", "parquet")
 _TABLE_ROWS = 10_000
+
+
+class SinkError(Exception):
+    """Writing failed, with the OSError as cause: not to be taken for a failure to read rows."""
+
+
+@contextlib.contextmanager
+def _as_sink_error() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SinkError(str(error)) from error
+
+
+class Sink:
+    """A stream for bytes whose failures are SinkError."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+
+    def write(self, data: bytes) -> int:
+        """Write bytes."""
+        with _as_sink_error():
+            return self._stream.write(data)
+
+    def flush(self) -> None:
+        """Pass on what is buffered."""
+        with _as_sink_error():
+            self._stream.flush()
 
 
 class Output:
@@ -85,7 +115,7 @@ class Output:
         """
         import pyarrow as pa
 
-        reader = found.to_reader() if isinstance(found, pa.Table) else found
+        reader = found.to_reader() if isinstance(found, pa.Table) else _started(found)
         with self._sink() as sink:
             if self.format == "table":
                 self._write_table(reader, sink, cell_width)
@@ -93,31 +123,33 @@ class Output:
                 _WRITERS[self.format](reader, sink)
 
     @contextlib.contextmanager
-    def _sink(self) -> Iterator[IO[bytes]]:
+    def _sink(self) -> Iterator[Sink]:
         """The stream to write to; a file appears under its name only when it is complete."""
         if self.path is None:
-            stream = sys.stdout.buffer
-            yield stream
-            stream.flush()
+            sink = Sink(sys.stdout.buffer)
+            yield sink
+            sink.flush()
             return
         target = self.path.absolute()
-        if target.is_dir():
-            raise click.BadParameter(f"{str(self.path)!r} is a folder", param_hint="'-o'")
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        with _as_sink_error():
+            handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         aside = Path(name)
         try:
             with os.fdopen(handle, "wb") as file:
-                yield file
-            mask = os.umask(0)
-            os.umask(mask)
-            aside.chmod(0o666 & ~mask)  # mkstemp's own mode is for secrets
-            aside.replace(target)
+                sink = Sink(file)
+                yield sink
+                sink.flush()
+            with _as_sink_error():
+                mask = os.umask(0)
+                os.umask(mask)
+                aside.chmod(0o666 & ~mask)  # mkstemp's own mode is for secrets
+                aside.replace(target)
         except BaseException:
             aside.unlink(missing_ok=True)
             raise
 
     def _write_table(
-        self, reader: pa.RecordBatchReader, sink: IO[bytes], cell_width: int | None
+        self, reader: pa.RecordBatchReader, sink: Sink, cell_width: int | None
     ) -> None:
         import pyarrow.types as types
 
@@ -144,6 +176,15 @@ class Output:
             )
 
 
+def _started(reader: pa.RecordBatchReader) -> pa.RecordBatchReader:
+    """The same rows with the first batch at hand: what fails at once fails before any output."""
+    import pyarrow as pa
+
+    batches = iter(reader)
+    first = list(itertools.islice(batches, 1))
+    return pa.RecordBatchReader.from_batches(reader.schema, itertools.chain(first, batches))
+
+
 def _records(reader: pa.RecordBatchReader) -> Iterator[list[tuple[str, Any]]]:
     """Each row as (name, value) pairs: two columns may have the same name."""
     names = reader.schema.names
@@ -152,7 +193,7 @@ def _records(reader: pa.RecordBatchReader) -> Iterator[list[tuple[str, Any]]]:
             yield list(zip(names, row, strict=True))
 
 
-def _write_json(reader: pa.RecordBatchReader, sink: IO[bytes]) -> None:
+def _write_json(reader: pa.RecordBatchReader, sink: Sink) -> None:
     sink.write(b"[")
     separator = b"\n"
     for record in _records(reader):
@@ -161,18 +202,18 @@ def _write_json(reader: pa.RecordBatchReader, sink: IO[bytes]) -> None:
     sink.write(b"\n]\n" if separator != b"\n" else b"]\n")
 
 
-def _write_ndjson(reader: pa.RecordBatchReader, sink: IO[bytes]) -> None:
+def _write_ndjson(reader: pa.RecordBatchReader, sink: Sink) -> None:
     for record in _records(reader):
         sink.write(json_text(dict(record)).encode() + b"\n")
 
 
-def _write_csv(reader: pa.RecordBatchReader, sink: IO[bytes]) -> None:
+def _write_csv(reader: pa.RecordBatchReader, sink: Sink) -> None:
     sink.write(csv_line(reader.schema.names).encode())
     for record in _records(reader):
         sink.write(csv_line(value for _, value in record).encode())
 
 
-def _write_parquet(reader: pa.RecordBatchReader, sink: IO[bytes]) -> None:
+def _write_parquet(reader: pa.RecordBatchReader, sink: Sink) -> None:
     """Write Parquet by way of an unnamed file: its writer wants to know where it stands.
 
     Statistics are kept for whole numbers and text only: those of floats hide NaN rows.

@@ -62,7 +62,10 @@ def report_table(report: Report) -> pa.Table:
         "recorded": real,
         "recomputed": real,
     }
-    rows = [_row(cohort, stage) for cohort in report.cohorts for stage in (cohort.stages or [None])]
+    rows = []
+    for cohort in report.cohorts:
+        stages: list[StageResult | None] = [*cohort.stages]
+        rows += [_row(cohort, stage) for stage in stages or [None]]
     return pa.Table.from_pylist(rows, schema=pa.schema(list(types.items())))
 
 

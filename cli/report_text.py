@@ -121,7 +121,7 @@ class ReportText:
         report = self._report
         verdict = self._painted(report.verdict, report.verdict)
         cohorts = counted(len(self._cohorts), "cohort")
-        counts = Counter(one.verdict for one in self._cohorts)
+        counts = Counter[str](one.verdict for one in self._cohorts)
         if len(counts) < 2:
             parts = cohorts
         else:

@@ -26,9 +26,9 @@ class Verb(click.Command):
     """
 
     def __init__(
-        self, *args: Any, example: str, exit_codes: Mapping[int, str] | None = None, **extra: Any
+        self, name: str, *, example: str, exit_codes: Mapping[int, str] | None = None, **extra: Any
     ) -> None:
-        super().__init__(*args, context_settings=HELP, **extra)
+        super().__init__(name, **{"context_settings": HELP, **extra})
         self.example = example
         self.exit_codes = EXIT_CODES | dict(exit_codes or {})
 

@@ -44,7 +44,7 @@ def test_a_file_in_a_folder_that_is_not_there_is_refused_before_any_work(tmp_pat
     assert "does not exist" in result.stderr
 
 
-def convert(kind: click.ParamType, text: str) -> Any:
+def convert(kind: click.ParamType[Any], text: str) -> Any:
     return kind.convert(text, None, None)
 
 

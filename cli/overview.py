@@ -1,0 +1,164 @@
+"""`trajreplay info` and `trajreplay inspect`: what is in a lake, at a glance and in detail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trajreplay.cli.inspect_text import column_rows, inspection_text
+from trajreplay.cli.options import ATTEMPT, RUN, StepIdentity, lake_option, output_options
+from trajreplay.cli.output import Output
+from trajreplay.cli.progress import ProgressBar
+from trajreplay.cli.verb import Verb
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@click.command(
+    cls=Verb,
+    exit_codes={0: "Done, whatever the lake's state.", 1: ""},
+    example="trajreplay info",
+)
+@lake_option
+@RUN
+@click.option(
+    "--cohorts",
+    is_flag=True,
+    help="Show a row for each rollout and each step. Default: a row for each attempt.",
+)
+@output_options
+def info(lake_path: Path, output: Output, run: str | None, cohorts: bool) -> None:
+    """Show what a lake holds, a row for each attempt.
+
+    Runs and attempts with their rollouts, steps, ranks, samples, tokens and bytes; how many of the
+    rollouts and steps are complete, incomplete, refused or superseded; and the first problem.
+    """
+    from trajreplay.lake import Lake
+
+    with ProgressBar("Reading", quiet=output.quiet) as progress:
+        found = Lake.open(lake_path).info(run=run, progress=progress)
+    output.rows(found if cohorts else attempts(found), cell_width=None)
+
+
+def attempts(found: pa.Table) -> pa.Table:
+    """The rows of rollouts and steps summed up by run and attempt."""
+    import pyarrow as pa
+
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
+    for one in found.to_pylist():
+        key = one["run_id"], one["attempt"]
+        row = rows.setdefault(key, dict.fromkeys(_COUNTS, 0) | {"rollouts": set(), "ranks": set()})
+        row["rollouts"].add(one["rollout_id"])
+        row["ranks"] |= {*one["ranks"], *one["expected_ranks"]}
+        row["steps"] += one["step_id"] is not None
+        row[one["status"]] += 1
+        for name in ("samples", "tokens", "bytes"):
+            row[name] += one[name]
+        row.setdefault("problem", one["problem"])
+        row["problem"] = row["problem"] or one["problem"]
+    return pa.Table.from_pylist(
+        [
+            row
+            | {"run_id": run, "attempt": attempt}
+            | {"first_rollout": min(row["rollouts"]), "last_rollout": max(row["rollouts"])}
+            | {"rollouts": len(row["rollouts"]), "ranks": len(row["ranks"])}
+            for (run, attempt), row in rows.items()
+        ],
+        schema=pa.schema(
+            [
+                ("run_id", pa.string()),
+                ("attempt", pa.int64()),
+                ("rollouts", pa.int64()),
+                ("first_rollout", pa.int64()),
+                ("last_rollout", pa.int64()),
+                *((name, pa.int64()) for name in _COUNTS),
+                ("problem", pa.string()),
+            ]
+        ),
+    )
+
+
+_COUNTS = (
+    "steps",
+    "ranks",
+    "samples",
+    "tokens",
+    "bytes",
+    "complete",
+    "incomplete",
+    "refused",
+    "superseded",
+)
+
+
+@click.command(
+    cls=Verb,
+    exit_codes={0: "Done, whatever the captures' state.", 1: "", 2: "There is no such capture."},
+    example="trajreplay inspect --step 120:0",
+)
+@lake_option
+@RUN
+@ATTEMPT
+@click.option(
+    "--rollout",
+    "rollout_id",
+    type=click.IntRange(min=0),
+    metavar="R",
+    help="The captures of rollout R. Either this or --step is needed.",
+)
+@click.option(
+    "--step",
+    type=StepIdentity(),
+    metavar="R:S",
+    help="The captures of optimizer step S of rollout R.",
+)
+@click.option(
+    "--rank",
+    "ranks",
+    type=click.IntRange(min=0),
+    multiple=True,
+    metavar="N",
+    help="Only what this rank captured. May be given several times. Default: all.",
+)
+@output_options
+def inspect(
+    lake_path: Path,
+    output: Output,
+    run: str | None,
+    attempt: int | None,
+    rollout_id: int | None,
+    step: tuple[int, int] | None,
+    ranks: tuple[int, ...],
+) -> None:
+    """Show who wrote each capture, and what is in it.
+
+    Identity, producer, parallel coordinates, settings, declared stages, recorded columns and
+    scalars of each rank's capture of one rollout or step, complete or not.
+    """
+    import pyarrow as pa
+
+    from trajreplay import QueryError
+    from trajreplay.lake import Lake
+
+    if (rollout_id is None) == (step is None):
+        raise click.UsageError("Give one of --rollout R and --step R:S.")
+    place = step or (rollout_id, None)
+    found = Lake.open(lake_path).inspect(*place, run=run, attempt=attempt).to_json()
+    captures = [one for one in found["captures"] if not ranks or one["rank"] in ranks]
+    if not captures:
+        there = ", ".join(str(one["rank"]) for one in found["captures"])
+        raise QueryError(
+            f"no capture of rank {', '.join(map(str, ranks))}, expected one of {there}"
+        )
+    found["captures"] = captures
+    if output.format == "table":
+        output.text(inspection_text(found, everything=output.verbose))
+    elif output.format == "json":
+        output.document(found)
+    elif output.format == "ndjson":
+        output.lines(captures)
+    else:
+        output.rows(pa.Table.from_pylist(column_rows(found)))

@@ -1,0 +1,83 @@
+"""`trajreplay validate`: whether a lake is whole, without recomputing anything."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from trajreplay.cli.options import lake_option, output_options
+from trajreplay.cli.output import Output
+from trajreplay.cli.progress import ProgressBar
+from trajreplay.cli.text import counted, printable
+from trajreplay.cli.verb import Verb
+
+if TYPE_CHECKING:
+    from trajreplay.query import ValidationFinding, ValidationReport
+
+_SHOWN = 10
+_COLORS = {"error": "red", "warning": "yellow", "info": "cyan"}
+
+
+@click.command(
+    cls=Verb,
+    exit_codes={0: "Nothing that a replay would refuse.", 1: "", 3: "There are errors."},
+    example="trajreplay validate",
+)
+@lake_option
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Show every finding. Default: the first ten of a kind.",
+)
+@output_options
+def validate(lake_path: Path, output: Output, everything: bool) -> None:
+    """Check that a lake is whole, without arithmetic.
+
+    Format, integrity (digests, counts, types), safety (links, paths), completeness of each rollout
+    and step, closure and redaction, of every capture.
+    """
+    from trajreplay.lake import Lake
+
+    with ProgressBar("Validating", quiet=output.quiet) as progress:
+        report = Lake.open(lake_path).validate(progress=progress)
+    if output.format == "table":
+        lines = validation_lines(report, color=output.has_color, everything=everything)
+        output.text("".join(f"{line}\n" for line in lines))
+    else:
+        output.rows(report.arrow())
+        output.note(_summary(report))
+    click.get_current_context().exit(0 if report.ok else 3)
+
+
+def validation_lines(
+    report: ValidationReport, *, color: bool = False, everything: bool = False
+) -> Iterator[str]:
+    """The findings, worst first, and a closing line that says what was looked at."""
+    kinds: dict[tuple[str, str], list[ValidationFinding]] = defaultdict(list)
+    for severity in _COLORS:
+        for one in report.findings:
+            if one.severity == severity:
+                kinds[severity, one.check].append(one)
+    for (severity, check), alike in kinds.items():
+        painted = click.style(severity, fg=_COLORS[severity]) if color else severity
+        for one in alike if everything else alike[:_SHOWN]:
+            path = "" if one.path is None or one.path in one.message else f"{one.path}: "
+            yield f"{painted} {check}: {printable(path + one.message)}"
+        if not everything and len(alike) > _SHOWN:
+            yield f"{painted} {check}: and {len(alike) - _SHOWN} more (--all shows them)"
+    yield _summary(report)
+
+
+def _summary(report: ValidationReport) -> str:
+    counts = [counted(report.counts[one], one) for one in _COLORS if one in report.counts]
+    looked_at = (
+        f"{counted(report.captures, 'capture')}, {counted(report.files, 'file')}, "
+        f"{counted(report.bytes, 'byte')}"
+    )
+    found = ", ".join(counts) or "nothing found"
+    return f"{'ok' if report.ok else 'broken'}: {looked_at}: {found}"
