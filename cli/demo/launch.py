@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trajreplay.cli.demo.config import TrainingConfig
-from trajreplay.schema import CaptureError
+from trajreplay.schema import CaptureError, TrajReplayError
 
 if TYPE_CHECKING:
     from multiprocessing.queues import SimpleQueue
@@ -29,6 +29,14 @@ class Failure:
 
     rank: int
     message: str
+    hint: str = ""
+
+    @classmethod
+    def of(cls, rank: int, error: Exception) -> "Failure":
+        """Take down what ended a rank."""
+        if isinstance(error, TrajReplayError):
+            return cls(rank, error.message, error.hint)
+        return cls(rank, "".join(traceback.format_exception_only(error)).strip())
 
 
 def train(config: TrainingConfig, lake_path: Path) -> Iterator["RolloutReport"]:
@@ -62,14 +70,14 @@ def train(config: TrainingConfig, lake_path: Path) -> Iterator["RolloutReport"]:
                     if isinstance(message, Failure):
                         raise CaptureError(
                             f"rank {message.rank} of the demo training failed: {message.message}",
-                            hint=f"What it recorded until then is in {lake_path}.",
+                            hint=message.hint or f"What it recorded is in {lake_path}.",
                         )
                     yield message
                 if any(exit_codes):
                     raise CaptureError(
                         f"the ranks of the demo training ended with exit codes {exit_codes}, "
                         f"expected 0",
-                        hint=f"What they recorded until then is in {lake_path}.",
+                        hint=f"What they recorded is in {lake_path}.",
                     )
                 time.sleep(POLL_INTERVAL_S)
         finally:
@@ -108,8 +116,7 @@ def _run_rank(
                 messages.put(report)
         distributed.destroy_process_group()
     except Exception as error:
-        message = "".join(traceback.format_exception_only(error)).strip()
-        messages.put(Failure(rank, message))
+        messages.put(Failure.of(rank, error))
         raise SystemExit(1) from error
 
 
