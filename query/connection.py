@@ -90,8 +90,6 @@ def _instance(
             "arrow_large_buffer_size": True,
             "autoinstall_known_extensions": False,
             "autoload_known_extensions": False,
-            "enable_external_access": False,
-            "lock_configuration": True,
             "max_execution_time": limit_ms,
             "max_temp_directory_size": f"{SPILL_BYTES} bytes",
             "memory_limit": f"{memory_bytes} bytes",
@@ -100,6 +98,9 @@ def _instance(
             **({} if threads is None else {"threads": threads}),
         }
     )
+    # Last, since they keep the others from being set.
+    instance.execute("SET enable_external_access = false")
+    instance.execute("SET lock_configuration = true")
     atexit.register(_close, process, instance, spill)
     return instance
 

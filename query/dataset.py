@@ -15,7 +15,7 @@ from trajreplay.query.reading import key_values, read_batches
 from trajreplay.query.visible import Visible
 from trajreplay.schema.columns import Table
 from trajreplay.schema.entry import Entry
-from trajreplay.schema.errors import DatasetError, TrajReplayError
+from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.identity import KINDS, CaptureKey
 from trajreplay.schema.tables import TABLES
 
@@ -86,7 +86,7 @@ class _Scan:
             for batch in found:
                 kept = batch if self.exact or self.pushed is None else self._filtered(batch)
                 yield from kept.select(self.columns).to_batches()
-        except TrajReplayError as error:
+        except Exception as error:
             self.visible.errors.append(error)  # DuckDB passes on the text of an error only
             raise
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 from trajreplay.query.catalog import Cohort
 from trajreplay.query.connection import connect_empty
 from trajreplay.query.dataset import LakeTable
-from trajreplay.query.sql_errors import missing_name, translated, unknown_column
+from trajreplay.query.sql_errors import check_text, missing_name, translated, unknown_column
 from trajreplay.query.visible import Visible
 from trajreplay.schema.columns import Table
 from trajreplay.schema.errors import QueryError
@@ -52,9 +52,10 @@ def matching_rows(visible: Visible, where: str) -> Matches:
 
 
 def _parsed(where: str) -> duckdb.Expression:
+    check_text(where)
     try:
         return duckdb.SQLExpression(where)
-    except (duckdb.Error, UnicodeError) as error:
+    except duckdb.Error as error:
         raise QueryError(f"--where {where!r} is no expression: {error}", hint=_EXAMPLE) from error
 
 

@@ -8,7 +8,7 @@ import re
 import duckdb
 
 from trajreplay.query.visible import Visible
-from trajreplay.schema.errors import QueryError, TrajReplayError
+from trajreplay.schema.errors import QueryError
 from trajreplay.schema.tables import ROLLOUTS, STEPS, TABLES
 
 TABLE_NAMES = (*TABLES, "samples")
@@ -35,12 +35,11 @@ def check_statement(connection: duckdb.DuckDBPyConnection, text: str) -> None:
     Raises:
         QueryError: A syntax error, no statement, several, or one of another kind.
     """
+    check_text(text)
     try:
         statements = connection.extract_statements(text)
     except duckdb.Error as error:
         raise QueryError(_message(error), hint=_ONE_SELECT) from error
-    except UnicodeError as error:
-        raise QueryError(f"the statement is no valid text: {error}") from error
     if len(statements) != 1:
         found = f"{len(statements)} statements" if statements else "no statement"
         raise QueryError(f"found {found}, expected one SELECT", hint=_ONE_SELECT)
@@ -53,9 +52,21 @@ def check_statement(connection: duckdb.DuckDBPyConnection, text: str) -> None:
         )
 
 
+def check_text(text: str) -> None:
+    """Refuse what is no Unicode text: DuckDB takes UTF-8.
+
+    Raises:
+        QueryError: It has half of a surrogate pair.
+    """
+    try:
+        text.encode()
+    except UnicodeError as error:
+        raise QueryError(f"{text!r} is no valid text: {error}") from error
+
+
 def translated(
     error: Exception, visible: Visible, text: str, *, statement: bool = True
-) -> TrajReplayError:
+) -> Exception:
     """The error to raise for one of DuckDB's: that of the scan beneath it, if there was one.
 
     Args:

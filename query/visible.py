@@ -8,7 +8,7 @@ from trajreplay.query.capture_sets import CaptureSets
 from trajreplay.query.catalog import Catalog, Cohort, cohort_of
 from trajreplay.query.lineage import lineages
 from trajreplay.schema.entry import Entry
-from trajreplay.schema.errors import DatasetError, TrajReplayError
+from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.identity import DATA, CaptureKey
 
 
@@ -43,7 +43,7 @@ class Visible:
         self.incomplete: dict[Cohort, str] = {}
         self.superseded: set[Cohort] = set()
         self.damaged: dict[CaptureKey, DatasetError] = {}
-        self.errors: list[TrajReplayError] = []
+        self.errors: list[Exception] = []
 
     def entries(self, keys: Iterable[CaptureKey]) -> Iterator[Entry]:
         """The entries to show among these keys: data of owners, each once."""
