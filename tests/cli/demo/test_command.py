@@ -68,10 +68,11 @@ def test_an_interrupt_leaves_no_process_behind(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         start_new_session=True,
     ) as process:
-        wait_until(lambda: any((tmp_path / "lake" / "_manifest" / "entries").rglob("*.json")))
+        entries = tmp_path / "lake" / "_manifest" / "entries"
+        wait_until(lambda: process.poll() is not None or any(entries.rglob("*.json")))
         os.killpg(process.pid, signal.SIGINT)
         stdout, stderr = process.communicate(timeout=PATIENCE_S)
-        assert (stdout, stderr.strip()) == (b"", b"Interrupted.")
+    assert (stdout, stderr.strip()) == (b"", b"Interrupted.")
     assert process.returncode == 130
     wait_until(lambda: not is_alive(process.pid))
 
