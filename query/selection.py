@@ -77,7 +77,8 @@ class Selection:
     @property
     def by_row(self) -> bool:
         """Whether it can take some rows of a capture set and leave others."""
-        return bool(self.where or self.ranks or self.samples or self.groups or self.batches)
+        narrowed = self.ranks or self.samples or self.groups or self.batches
+        return self.where is not None or bool(narrowed)
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,9 @@ def test_a_step_is_a_rollout_and_a_number() -> None:
     assert StepIdentity().convert((1, 2), None, None) == (1, 2)
 
 
-@pytest.mark.parametrize("text", ["120", "120:", ":0", "-1:0", "1:2:3", "a:b", "\u0661:\u0662", "1:0\n"])
+@pytest.mark.parametrize(
+    "text", ["120", "120:", ":0", "-1:0", "1:2:3", "a:b", "\u0661:\u0662", "1:0\n"]
+)
 def test_what_is_no_step_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="expected ROLLOUT:STEP such as 120:0"):
         convert(StepIdentity(), text)

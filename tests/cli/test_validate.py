@@ -1,0 +1,76 @@
+"""`trajreplay validate`: findings, summary, exit codes."""
+
+import json
+import re
+from pathlib import Path
+
+from tests.helpers.cli import Outcome, run
+from tests.helpers.small_lakes import faulty_lake, gappy_lake
+from trajreplay.cli.validate import validation_lines
+from trajreplay.query import ValidationFinding, ValidationReport
+
+
+def validate(lake: Path, *args: str) -> Outcome:
+    outcome = run("validate", "--lake", lake, *args)
+    return Outcome(outcome.code, re.sub(r"[\d,]+ bytes", "N bytes", outcome.out), outcome.err)
+
+
+def test_a_whole_lake_is_ok_whatever_its_arithmetic(tmp_path: Path) -> None:
+    lake = Path(faulty_lake(tmp_path / "lake").path)
+    assert validate(lake) == Outcome(0, "ok: 3 captures, 3 files, N bytes: nothing found\n", "")
+
+
+def test_what_a_replay_would_refuse_is_an_error(tmp_path: Path) -> None:
+    outcome = validate(Path(gappy_lake(tmp_path / "lake").path))
+    assert outcome.code == 3
+    first, closing = outcome.out.splitlines()
+    assert first.startswith("error completeness: run 'r' rollout 1: no capture of rank 1")
+    assert closing == "broken: 2 captures, 2 files, N bytes: 1 error"
+
+
+def test_a_file_that_nothing_names_is_a_warning(tmp_path: Path) -> None:
+    lake = Path(faulty_lake(tmp_path / "lake").path)
+    (lake / "data" / "stray\x1b.parquet").write_bytes(b"")
+    outcome = validate(lake)
+    assert outcome.code == 0
+    assert outcome.out.splitlines() == [
+        "warning stray: data/stray\\x1b.parquet: no manifest entry names it: ignored",
+        "ok: 3 captures, 3 files, N bytes: 1 warning",
+    ]
+
+
+def test_other_formats_are_the_findings_with_the_summary_on_stderr(tmp_path: Path) -> None:
+    lake = Path(gappy_lake(tmp_path / "lake").path)
+    outcome = validate(lake, "--format", "ndjson")
+    assert outcome.code == 3
+    (finding,) = map(json.loads, outcome.out.splitlines())
+    assert (finding["severity"], finding["check"]) == ("error", "completeness")
+    assert outcome.err.startswith("broken: 2 captures")
+    assert validate(lake, "--format", "ndjson", "-q").err == ""
+
+
+def test_many_findings_of_a_kind_are_counted_unless_all_are_asked_for() -> None:
+    findings = [
+        ValidationFinding("warning", "stray", f"data/{one}", "ignored") for one in range(30)
+    ]
+    report = ValidationReport(
+        [*findings, ValidationFinding("error", "integrity", "x", "x has 3 bytes")]
+    )
+    lines = list(validation_lines(report))
+    assert lines[0] == "error integrity: x has 3 bytes"
+    assert lines[-2] == "warning stray: and 20 more (--all shows them)"
+    assert lines[-1] == "broken: 0 captures, 0 files, 0 bytes: 1 error, 30 warnings"
+    assert len(lines) == 13
+    assert len(list(validation_lines(report, everything=True))) == 32
+    assert "\x1b[31merror\x1b[0m integrity" in next(validation_lines(report, color=True))
+
+
+def test_a_flipped_bit_anywhere_is_found(tmp_path: Path) -> None:
+    lake = Path(faulty_lake(tmp_path / "lake").path)
+    file = min((lake / "data").rglob("*.parquet"))
+    content = bytearray(file.read_bytes())
+    content[40] ^= 4
+    file.write_bytes(content)
+    outcome = validate(lake)
+    assert outcome.code == 3
+    assert file.name in outcome.out
