@@ -6,6 +6,8 @@ from collections import Counter
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import torch
 
 from trajreplay.query.capture_sets import CaptureSet
 from trajreplay.query.closure import short_groups
@@ -15,10 +17,11 @@ from trajreplay.schema.errors import DatasetError, listed
 from trajreplay.schema.tables import SAMPLE_TABLES
 from trajreplay.stages.block import LoadedCohort
 from trajreplay.stages.capability import Ability
-from trajreplay.stages.packed import list_lengths
+from trajreplay.stages.packed import list_lengths, packed_values
 from trajreplay.stages.report import CohortReport, Finding, StageResult
 from trajreplay.stages.sources import Sources
 
+_HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 SAMPLE_KEY = ("sample_id", "source_attempt", "source_rollout_id")
 
 
@@ -51,6 +54,23 @@ def check_unique(entry: Entry, rows: pa.Table, seen: set[tuple[object, ...]]) ->
         raise DatasetError(
             f"{entry.key}: {len(twice)} samples are there twice, first {twice[0][0]!r}; sample ids "
             "are unique within a rollout, and a parallel copy states its tensor rank"
+        )
+
+
+def check_sources(entry: Entry, rows: pa.Table) -> None:
+    """Refuse rows that come from other rollouts than their manifest entry lists.
+
+    Raises:
+        DatasetError: They do; what a replay reads besides a step is found by that list.
+    """
+    if "source_rollout_id" not in rows.column_names:
+        return
+    names = ("source_attempt", "source_rollout_id")
+    found = set(zip(*(rows[name].to_pylist() for name in names), strict=True))
+    if found != set(entry.sources):
+        raise DatasetError(
+            f"{entry.key}: its samples come from (attempt, rollout) {sorted(found)}, its entry "
+            f"lists {sorted(entry.sources)}"
         )
 
 
@@ -137,6 +157,41 @@ def check_groups(table: pa.Table, run_id: str, sources: Sources) -> None:
             "reward.post_process normalises over whole groups, and not all members are here: "
             f"{listed(problems)}; capture whole groups, or declare the stage at rollout level"
         )
+
+
+def held_dtypes(owners: list[Entry], table: pa.Table, report: CohortReport) -> dict[str, str]:
+    """The coarsest dtype in which a producer held each column of its samples.
+
+    A half-precision dtype loosens the comparison, so that one which the values contradict is
+    reported and not believed.
+    """
+    precision = {"float64": 0, "float32": 1, "float16": 2, "bfloat16": 3}
+    found: dict[str, str] = {}
+    for entry in owners:
+        file = entry.file(SAMPLE_TABLES[entry.key.kind].name)
+        for name, seal in file.columns.items() if file is not None else ():
+            dtype = seal.source_dtype or ""
+            if dtype in _HALF and name in table.column_names:
+                mine = table[name].filter(pc.equal(table["rank"], entry.key.rank))
+                if not _holds(mine, _HALF[dtype]):
+                    message = (
+                        f"rank {entry.key.rank} says that it held {name} in {dtype}, which its "
+                        "values do not fit; judged as float32"
+                    )
+                    report.findings.append(Finding("dtype", "warning", message))
+                    dtype = "float32"
+            if precision.get(dtype, -1) > precision.get(found.get(name, ""), -1):
+                found[name] = dtype
+    return found
+
+
+def _holds(column: pa.ChunkedArray, dtype: torch.dtype) -> bool:
+    """Whether every value is one of a narrower dtype."""
+    if pa.types.is_list(column.type):
+        values = packed_values(column)
+    else:
+        values = torch.from_numpy(np.array(column.drop_null().to_numpy()))
+    return torch.equal(values.to(dtype).to(values.dtype).nan_to_num(), values.nan_to_num())
 
 
 def note_copies(captures: CaptureSet, report: CohortReport) -> None:

@@ -25,7 +25,9 @@ from trajreplay.stages.checks import (
     check_groups,
     check_lengths,
     check_missing,
+    check_sources,
     check_unique,
+    held_dtypes,
     note_copies,
     note_tolerances,
 )
@@ -160,7 +162,7 @@ def _load(
         rows=totals,
         stages=[name for name in STAGE_NAMES if name in abilities],
         whole=task.whole,
-        dtypes=_dtypes(owners, table.name),
+        dtypes=held_dtypes(owners, merged, report),
         micro_batches=micro_batches,
     )
     note_copies(captures, report)
@@ -183,6 +185,7 @@ def _read_rows(
         part = read_columns(store, entry, table, columns)
         totals[rank] = part.num_rows
         check_unique(entry, part, seen)
+        check_sources(entry, part)
         micro_batches.update((rank, one) for one in part["micro_batch_id"].to_pylist())
         part = part.append_column("rank", pa.array(np.full(part.num_rows, rank, np.int32)))
         part = part.append_column("row", pa.array(np.arange(part.num_rows, dtype=np.int64)))
@@ -253,16 +256,3 @@ def _any_source(captures: CaptureSet, sources: Sources) -> bool:
         for entry in captures.owners
         for attempt, rollout_id in entry.sources
     )
-
-
-def _dtypes(owners: list[Entry], table: str) -> dict[str, str]:
-    """The coarsest dtype in which a producer held each column."""
-    precision = {"float64": 0, "float32": 1, "float16": 2, "bfloat16": 3}
-    found: dict[str, str] = {}
-    for entry in owners:
-        file = entry.file(table)
-        for name, seal in file.columns.items() if file is not None else ():
-            dtype = seal.source_dtype or ""
-            if precision.get(dtype, -1) > precision.get(found.get(name, ""), -1):
-                found[name] = dtype
-    return found

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,14 @@ from trajreplay.schema.entry_codec import dump_entry, load_entry
 from trajreplay.schema.layout import entry_path
 from trajreplay.schema.tables import TABLES
 from trajreplay.writer.parquet import seal_columns, write_table
+
+
+@contextmanager
+def copied(folder: Path) -> Iterator[Lake]:
+    """A copy of a lake, to be spoilt."""
+    with tempfile.TemporaryDirectory() as other:
+        shutil.copytree(folder, Path(other) / "lake")
+        yield Lake.open(Path(other) / "lake")
 
 
 def entry_file(lake: Lake, key: CaptureKey) -> Path:
