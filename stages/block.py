@@ -241,6 +241,11 @@ class Block:
             result.divergences = look.divergences
             if look.mismatches:
                 result.message = f"{look.mismatches} of {look.compared} {noun}"
+            elif look.undecided:
+                result.message = (
+                    f"{look.undecided} of {look.compared} {noun} are outside the tolerance and "
+                    "inside the bound that float32 allows"
+                )
             if has_chain:
                 other = look if chained is None else chained[index].merged(read[index])
                 result.chained = other.verdict
