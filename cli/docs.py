@@ -110,7 +110,7 @@ def stages() -> str:
                 f"`{row['stage']}`",
                 row["inputs"],
                 row["outputs"],
-                row["equation"],
+                f"`{row['equation']}`",
                 _LINK.sub(_linked, row["source"]),
             )
             for row in stage_rows()
@@ -131,9 +131,23 @@ def names(module_name: str) -> str:
     )
 
 
+def methods(dotted: str) -> str:
+    """The public methods of a class and the first sentence of each."""
+    module_name, _, name = dotted.rpartition(".")
+    owner = getattr(importlib.import_module(module_name), name)
+    return table(
+        ("method", "does"),
+        [
+            (f"`{name}.{key}`", _first_sentence(getattr(owner, key)))
+            for key, value in vars(owner).items()
+            if not key.startswith("_") and (callable(value) or isinstance(value, classmethod))
+        ],
+    )
+
+
 def _first_sentence(value: object) -> str:
     if not callable(value):
-        return f"A constant, `{type(value).__name__}`."
+        return f"The value {value!r}."
     paragraph = inspect.cleandoc(value.__doc__ or "").partition("\n\n")[0]
     return " ".join(paragraph.split())
 
@@ -144,6 +158,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "exits": exits,
     "columns": columns,
     "stages": stages,
+    "methods": methods,
     "names": names,
 }
 

@@ -13,6 +13,8 @@ from trajreplay.cli.verb import Verb
 if TYPE_CHECKING:
     import pyarrow as pa
 
+VIEW = "samples"
+
 
 @click.command(
     cls=Verb,
@@ -30,9 +32,10 @@ def schema(table: str | None, stages: bool, output: Output) -> None:
 
     from trajreplay.schema import TABLES
 
-    if table is not None and table not in TABLES:
+    names = (*TABLES, VIEW)
+    if table is not None and table not in names:
         raise click.BadParameter(
-            f"unknown table {table!r}, expected one of {', '.join(TABLES)}", param_hint="'TABLE'"
+            f"unknown table {table!r}, expected one of {', '.join(names)}", param_hint="'TABLE'"
         )
     if table is not None and stages:
         raise click.UsageError(
@@ -46,6 +49,8 @@ def column_rows(table: str | None = None) -> list[dict[str, Any]]:
     """The declared columns, of one table or of all."""
     from trajreplay.schema import TABLES
 
+    if table == VIEW:
+        return _view_rows()
     return [
         {
             "table": one.name,
@@ -60,6 +65,23 @@ def column_rows(table: str | None = None) -> list[dict[str, Any]]:
         if table in (None, one.name)
         for column in one.columns
     ]
+
+
+def _view_rows() -> list[dict[str, Any]]:
+    """The columns of the view: those of steps, null where no step consumed the sample, and two."""
+    rows = [row | {"table": VIEW, "nullable": True} for row in column_rows("steps")]
+    where = next(index for index, row in enumerate(rows) if row["column"] == "sample_id")
+    rows[where:where] = [
+        row
+        | {"table": VIEW, "column": f"source_{row['column']}", "role": "identity", "doc": doc}
+        | {"nullable": True}
+        for row, doc in zip(
+            [row for row in column_rows("rollouts") if row["column"] in ("rank", "row")],
+            ("Rank that captured the sample's rollout.", "Its row in that capture."),
+            strict=True,
+        )
+    ]
+    return rows
 
 
 def stage_rows() -> list[dict[str, Any]]:

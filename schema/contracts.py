@@ -42,7 +42,7 @@ class Stage:
     settings: tuple[str, ...] = ()
     tolerance: str = "none: values are compared bit by bit"
     equation: str = ""
-    source: str = "KERNELS 2"
+    source: str = "by definition"
 
 
 STAGES: tuple[Stage, ...] = (

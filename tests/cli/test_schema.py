@@ -2,8 +2,11 @@
 
 import csv
 import json
+from pathlib import Path
 
 from tests.helpers.cli import run
+from tests.helpers.small_lakes import healthy_lake
+from trajreplay.cli.schema import type_name
 from trajreplay.schema import STAGES, TABLES
 
 
@@ -45,6 +48,16 @@ def test_the_stages_are_listed_with_their_equations() -> None:
     assert rows[2]["equation"] == "reward_i = (r_i - mean_g) / (std_g + epsilon)"
 
 
+def test_the_view_is_listed_as_sql_has_it(tmp_path: Path) -> None:
+    rows = json.loads(run("schema", "samples", "--format", "json").out)
+    view = healthy_lake(tmp_path / "lake").sql("select * from samples").arrow().schema
+    assert [row["column"] for row in rows] == view.names
+    columns = [(row["type"].partition("<")[0], row["nullable"]) for row in rows]
+    assert columns == [
+        (type_name(one.type).replace("large_", "").partition("<")[0], True) for one in view
+    ]
+
+
 def test_documentation_is_not_cut_in_a_table() -> None:
     assert "…" not in run("schema").out
 
@@ -54,7 +67,7 @@ def test_an_unknown_table_is_a_usage_error() -> None:
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err.endswith(
         "Error: Invalid value for 'TABLE': unknown table 'nonsense', expected one of "
-        "rollouts, steps, outputs, routes, events, manifest, checksums\n"
+        "rollouts, steps, outputs, routes, events, manifest, checksums, samples\n"
     )
 
 

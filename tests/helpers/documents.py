@@ -16,6 +16,8 @@ ROOT = Path(__file__).parents[2]
 NOT_RUN = re.compile(r"<!-- not run: (?P<reason>.+?) -->\s*\Z")
 # What may not be run by a test: it trains, builds an environment, or runs the tests.
 STARTS_WORK = re.compile(r"^\$ (make|pip|python -m pip|trajreplay demo|git clone)\b", re.MULTILINE)
+# A document with this remark finds the lake of the README's first example in its folder.
+_NEEDS_LAKE = "<!-- its blocks read the lake of the README's first example -->"
 _FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 _DURATION = re.compile(r"\b\d+(\.\d+)? ?(ms|s)\b")
 
@@ -76,10 +78,14 @@ def commands(block: Block) -> list[tuple[str, str]]:
 class Session:
     """Runs the blocks of one document in one folder, one after the other."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, text: str) -> None:
         self._folder = folder
         self._names: dict[str, Any] = {"__name__": "__main__"}
         self._code = 0
+        if _NEEDS_LAKE in text:
+            readme = (ROOT / "README.md").read_text(encoding="utf-8")
+            self.python(next(one.body for one in blocks(readme) if one.language == "python"))
+            self._names = {"__name__": "__main__"}
 
     def shell(self, command: str) -> str:
         """Run one command and return all that it printed."""
@@ -127,7 +133,7 @@ def comparable(output: str) -> str:
 
 def rewritten(text: str, folder: Path) -> str:
     """A document with the outputs of its console blocks made anew in `folder`."""
-    session = Session(folder)
+    session = Session(folder, text)
     parts, at = [], 0
     for block in blocks(text):
         if block.not_run:
