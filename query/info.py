@@ -222,7 +222,7 @@ def _file(file: DataFile) -> dict[str, Any]:
         "path": file.path,
         "bytes": file.bytes,
         "rows": file.rows,
-        "columns": {name: vars(seal) for name, seal in file.columns.items()},
+        "columns": {name: seal._asdict() for name, seal in file.columns.items()},
     }
 
 

@@ -114,9 +114,9 @@ class RowFinder:
             except DatasetError as error:
                 problems.append(error.message)
                 continue
-            rows[rank] = combined(
-                mask, None if found is None else _mask_of(entry.rows, found[rank])
-            )
+            mask = combined(mask, None if found is None else _mask_of(entry.rows, found[rank]))
+            if mask is None or mask.true_count:
+                rows[rank] = mask
         self._unreadable |= bool(problems)
         return SelectedSet(captures, rows, tuple(problems))
 

@@ -207,9 +207,8 @@ def _check_capture(
         except TrajReplayError as error:
             report.raised("integrity", file.path, error)
             continue
-        for problem in problems:
-            check = "redaction" if "policy" in problem else "content"
-            report.add("error", check, file.path, problem)
+        for check, problem in problems:
+            report.add("error", check, file.path, f"{file.path}: {problem}")
         if "sample_id" in found.column_names and ids is None:
             ids = found
     return ids

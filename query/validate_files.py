@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from trajreplay.query.datafile import OpenFile
 from trajreplay.query.reading import WHOLE_LIMIT_BYTES, decoded_bytes, read_opened
-from trajreplay.schema.columns import Column
+from trajreplay.schema.columns import Column, Table
 from trajreplay.schema.entry import DataFile, Entry
 from trajreplay.schema.errors import DatasetError, SchemaError
 from trajreplay.schema.policy import TEXT_FIELDS, Redaction
@@ -20,13 +20,16 @@ _LENGTHS = ("response_length", "total_length")
 _IDS = ("sample_id", "source_attempt", "source_rollout_id")
 
 
-def check_file(store: LocalStore, entry: Entry, file: DataFile) -> tuple[list[str], pa.Table]:
+Problem = tuple[str, str]  # what was checked, and what was found and expected
+
+
+def check_file(store: LocalStore, entry: Entry, file: DataFile) -> tuple[list[Problem], pa.Table]:
     """Read every column of a data file and say what is wrong with it.
 
     A capture of more than 64 MiB is read a column at a time.
 
     Returns:
-        The problems, and the ids of its samples.
+        What is wrong, and the ids of its samples.
 
     Raises:
         DatasetError: The file is not what the entry says.
@@ -38,16 +41,17 @@ def check_file(store: LocalStore, entry: Entry, file: DataFile) -> tuple[list[st
     small = decoded_bytes(file, columns) <= WHOLE_LIMIT_BYTES
     lengths: dict[str, pa.ChunkedArray] = {}
     ids: dict[str, pa.ChunkedArray] = {}
-    problems: list[str] = []
+    problems: list[Problem] = []
     for number, some in enumerate([columns] if small else [[one] for one in _ordered(columns)]):
         with OpenFile(store, file, table, [column.name for column in some]) as opened:
             if number == 0:
-                problems += check_statistics(opened, entry)
+                problems += [("statistics", one) for one in _statistics_problems(opened, entry)]
             found = read_opened(opened, entry, some)
         lengths |= {name: found[name] for name in _LENGTHS if name in found.column_names}
         ids |= {name: found[name] for name in _IDS if name in found.column_names}
-        problems += [f"{file.path}: {one}" for one in _values_problems(entry, file, found, lengths)]
-    problems += [f"{file.path}: {one}" for one in _total_problems(entry, lengths)]
+        problems += [("content", one) for one in _values_problems(file, found, lengths)]
+        problems += [("redaction", one) for one in _redaction_problems(entry, table, found)]
+    problems += [("content", one) for one in _total_problems(entry, lengths)]
     return problems, pa.table(ids)
 
 
@@ -56,7 +60,7 @@ def _ordered(columns: list[Column]) -> list[Column]:
     return sorted(columns, key=lambda column: column.name not in _LENGTHS)
 
 
-def check_statistics(opened: OpenFile, entry: Entry) -> list[str]:
+def _statistics_problems(opened: OpenFile, entry: Entry) -> list[str]:
     """What is wrong with the statistics in a footer: readers that trust them would hide rows."""
     problems = []
     metadata = opened.parquet.metadata
@@ -72,7 +76,7 @@ def check_statistics(opened: OpenFile, entry: Entry) -> list[str]:
                 problems.append(f"column {name} has statistics, expected them on keys only")
             elif (wrong := _wrong_key_statistics(chunk.statistics, entry, name)) is not None:
                 problems.append(f"column {name} has statistics of {wrong}, not of its entry's key")
-    return [f"{opened.file.path}: {one}" for one in dict.fromkeys(problems)]
+    return list(dict.fromkeys(problems))
 
 
 def _wrong_key_statistics(statistics: object, entry: Entry, name: str) -> str | None:
@@ -84,7 +88,7 @@ def _wrong_key_statistics(statistics: object, entry: Entry, name: str) -> str | 
 
 
 def _values_problems(
-    entry: Entry, file: DataFile, found: pa.Table, lengths: dict[str, pa.ChunkedArray]
+    file: DataFile, found: pa.Table, lengths: dict[str, pa.ChunkedArray]
 ) -> Iterator[str]:
     table = TABLES[file.table]
     for name in found.column_names:
@@ -99,8 +103,6 @@ def _values_problems(
             yield f"column {name} has {count} non-finite values, its entry says {seal.non_finite}"
         if column.is_list and name != "weight_versions" and lengths:
             yield from _length_problems(column, values, lengths)
-        if column.role == "text":
-            yield from redaction_problems(entry, column, values)
     if "loss_mask" in found.column_names:
         highest = pc.max(_inner(found["loss_mask"])).as_py() or 0
         if highest > 1:
@@ -132,19 +134,19 @@ def _length_problems(
         )
 
 
-def redaction_problems(entry: Entry, column: Column, values: pa.ChunkedArray) -> Iterator[str]:
-    """What a text column stores that the capture's redaction policy does not leave."""
-    if column.name not in TEXT_FIELDS:
-        return
+def _redaction_problems(entry: Entry, table: Table, found: pa.Table) -> Iterator[str]:
+    """What the text columns store that the capture's redaction policy does not leave."""
+    texts = [name for name in found.column_names if name in TEXT_FIELDS and name in table]
     try:
         policy = Redaction(entry.redaction)
     except SchemaError as error:
-        yield f"its entry has a redaction policy that cannot be read: {error.message}"
+        yield f"the entry's policy cannot be read: {error.message}"
         return
-    for text in pc.unique(values).to_pylist():
-        if problem := policy.problem(column.name, text):
-            yield f"{column.name} {problem}"
-            return
+    for name in texts:
+        for text in pc.unique(found[name]).to_pylist():
+            if problem := policy.problem(name, text):
+                yield f"{name} {problem}"
+                break
 
 
 def _total_problems(entry: Entry, lengths: dict[str, pa.ChunkedArray]) -> Iterator[str]:

@@ -126,7 +126,7 @@ def test_keys_are_those_of_the_manifest(lake: Lake) -> None:
         "select sample_id from rollouts order by reward desc limit 1",
         "select arg_max(sample_id, reward) from rollouts",
         "select sample_id from rollouts where reward = (select max(reward) from rollouts)",
-        "select distinct sample_id from (select *, unnest(log_probs) u from rollouts) where u='nan'",
+        "select s from (select sample_id s, unnest(log_probs) u from rollouts) where isnan(u)",
         "select sample_id from rollouts where isnan(list_max(log_probs))",
         "select sample_id from rollouts where isnan(list_sum(log_probs))",
         "select sample_id from samples where isnan(reward)",
