@@ -2,14 +2,18 @@
 
 import csv
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
+from tests.helpers.captures import record, sample
 from tests.helpers.cli import Outcome, run
-from tests.helpers.small_lakes import faulty_lake, gappy_lake, healthy_lake, rollout
-from trajreplay import Lake
+from tests.helpers.small_lakes import REWARD_STAGES, faulty_lake, gappy_lake, healthy_lake, rollout
+from trajreplay import Lake, ParallelCoordinates, RecomputeConfig
 
 FAULTY = """\
 rollout 1 (rank 0): first divergent stage: reward.post_process
@@ -185,8 +189,6 @@ def only(folder: Path, pattern: str) -> Path:
 
 @pytest.mark.parametrize("kind", ["truncated", "flipped", "missing", "link", "pipe"])
 def test_a_broken_data_file_is_refused_by_name(tmp_path: Path, kind: str) -> None:
-    import os
-
     lake = Path(healthy_lake(tmp_path / "lake", rollouts=1).path)
     file = only(lake / "data", "*.parquet")
     content = file.read_bytes()
@@ -218,6 +220,58 @@ def test_a_damaged_manifest_entry_is_refused_by_name(tmp_path: Path) -> None:
     outcome = replay(lake)
     assert outcome.code == 3
     assert entry.name in outcome.out + outcome.err
+
+
+def two_ranks(lake: Lake, first: dict[str, Any], second: dict[str, Any]) -> None:
+    for rank, options in enumerate((first, second)):
+        usual: dict[str, Any] = {"rank": rank, "expected_ranks": [0, 1]}
+        rollout(lake, **usual | options)
+
+
+REFUSED: dict[str, tuple[Callable[[Lake], object], str]] = {
+    "extra rank": (
+        lambda lake: two_ranks(
+            lake, {"expected_ranks": [0]}, {"rank": 2, "expected_ranks": [2], "ids": ("a", "b")}
+        ),
+        "expects the ranks",
+    ),
+    "ranks that disagree": (
+        lambda lake: two_ranks(lake, {"expected_ranks": [0, 1, 2]}, {"ids": ("a", "b")}),
+        "rank 0 expects the ranks 0, 1, 2, rank 1 expects 0, 1",
+    ),
+    "a sample twice": (lambda lake: two_ranks(lake, {}, {}), "s-0"),
+    "a null group": (
+        lambda lake: record(
+            lake,
+            lambda capture: capture.samples([sample(0, group_index=None)]),
+            stages=REWARD_STAGES,
+        ),
+        "group",
+    ),
+    "members not captured": (lambda lake: rollout(lake, cohort_size=3), "cohort_size 3"),
+    "another estimator": (
+        lambda lake: rollout(
+            lake, settings=RecomputeConfig(advantage_estimator="gae"), stages=["advantage.estimate"]
+        ),
+        "gae",
+    ),
+    "context parallelism": (
+        lambda lake: rollout(lake, parallel=ParallelCoordinates(context_size=2)),
+        "context",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_judged_is_refused_and_says_why(name: str, tmp_path: Path) -> None:
+    make, reason = REFUSED[name]
+    lake = Lake.create(tmp_path / "lake")
+    make(lake)
+    outcome = replay(tmp_path / "lake")
+    assert outcome.code == 3
+    assert "refused" in outcome.out
+    assert reason in outcome.out
+    assert outcome.err == ""
 
 
 def test_a_newer_lake_is_refused(tmp_path: Path) -> None:
