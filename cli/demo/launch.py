@@ -66,13 +66,7 @@ def train(config: TrainingConfig, lake_path: Path) -> Iterator["RolloutReport"]:
                 exit_codes = [process.exitcode for process in ranks]
                 running = None in exit_codes
                 while not messages.empty():
-                    message = messages.get()
-                    if isinstance(message, Failure):
-                        raise CaptureError(
-                            f"rank {message.rank} of the demo training failed: {message.message}",
-                            hint=message.hint or f"What it recorded is in {lake_path}.",
-                        )
-                    yield message
+                    yield _checked(messages.get(), lake_path)
                 if any(exit_codes):
                     raise CaptureError(
                         f"the ranks of the demo training ended with exit codes {exit_codes}, "
@@ -85,6 +79,16 @@ def train(config: TrainingConfig, lake_path: Path) -> Iterator["RolloutReport"]:
                 if process.pid is not None:
                     process.kill()
                     process.join()
+
+
+def _checked(message: "RolloutReport | Failure", lake_path: Path) -> "RolloutReport":
+    """Pass a report on; raise a failure."""
+    if isinstance(message, Failure):
+        raise CaptureError(
+            f"rank {message.rank} of the demo training failed: {message.message}",
+            hint=message.hint or f"What it recorded is in {lake_path}.",
+        )
+    return message
 
 
 def _run_rank(

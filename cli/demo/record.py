@@ -74,18 +74,7 @@ class Recorder:
             samples: This rank's samples, evaluated.
             weight_version: Version of the actor that computed their old log-probs.
         """
-        with self._lake.capture(
-            run_id=RUN_ID,
-            rollout_id=rollout_id,
-            rank=self._rank,
-            expected_ranks=self._ranks,
-            settings=self._settings,
-            producer=self._producer,
-            parallel=self._parallel,
-            stages=ROLLOUT_STAGES,
-            redaction={"prompt": "truncate:64"},
-            cohort_size=self._rollout_size,
-        ) as capture:
+        with self._capture(ROLLOUT_STAGES, rollout_id, cohort_size=self._rollout_size) as capture:
             capture.samples([self._describe(sample, sample.loss_mask) for sample in samples])
             capture.tensor("tokens", [sample.tokens for sample in samples])
             capture.tensor(
@@ -128,19 +117,7 @@ class Recorder:
             for index, batch in enumerate(micro_batches)
             for sample, inputs in zip(batch.samples, batch.inputs, strict=True)
         ]
-        with self._lake.capture(
-            run_id=RUN_ID,
-            rollout_id=rollout_id,
-            step_id=step_id,
-            rank=self._rank,
-            expected_ranks=self._ranks,
-            settings=self._settings,
-            producer=self._producer,
-            parallel=self._parallel,
-            stages=STEP_STAGES,
-            redaction={"prompt": "truncate:64"},
-            cohort_size=batch_size,
-        ) as capture:
+        with self._capture(STEP_STAGES, rollout_id, step_id, cohort_size=batch_size) as capture:
             capture.samples(
                 [
                     self._describe(sample, inputs.loss_mask.tolist(), micro_batch_id)
@@ -158,11 +135,32 @@ class Recorder:
             capture.tensor("entropy", [inputs.entropy.detach() for _, inputs, _ in rows])
             capture.tensor("advantages", [inputs.advantages for _, inputs, _ in rows])
 
-            _expect(
-                capture, total_loss([batch.losses for batch in micro_batches]), batch_size, "rank"
-            )
+            losses = total_loss([batch.losses for batch in micro_batches])
+            _expect(capture, losses, batch_size, "rank")
             for index, batch in enumerate(micro_batches):
                 _expect(capture, batch.losses, batch_size, "micro_batch", _micro_batch_id(index))
+
+    def _capture(
+        self,
+        stages: Sequence[str],
+        rollout_id: int,
+        step_id: int | None = None,
+        *,
+        cohort_size: int,
+    ) -> CaptureBuilder:
+        return self._lake.capture(
+            run_id=RUN_ID,
+            rollout_id=rollout_id,
+            step_id=step_id,
+            rank=self._rank,
+            expected_ranks=self._ranks,
+            cohort_size=cohort_size,
+            settings=self._settings,
+            producer=self._producer,
+            parallel=self._parallel,
+            stages=stages,
+            redaction={"prompt": "truncate:64"},
+        )
 
     def _describe(
         self, sample: Sample, loss_mask: Sequence[int], micro_batch_id: str | None = None

@@ -13,6 +13,7 @@ from trajreplay import DatasetError, Lake
 from trajreplay.cli.demo.config import TrainingConfig
 from trajreplay.cli.demo.faults import FAULTS, Fault
 from trajreplay.cli.demo.launch import train
+from trajreplay.cli.options import LAKE_FILE
 from trajreplay.cli.report_text import ReportText
 from trajreplay.cli.text import aligned, counted
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from trajreplay.cli.demo.trainer import RolloutReport
     from trajreplay.stages import CohortReport, Report
 
-_LAKE_FILE = "lake.json"
 _SHOWN_ROLLOUTS = 8
 _BAR = 40
 
@@ -36,7 +36,7 @@ def prepare_lake(path: Path, *, force: bool) -> Lake:
         DatasetError: Something is there that may not be deleted.
     """
     if path.is_dir() and any(path.iterdir()):
-        if not (path / _LAKE_FILE).is_file():
+        if not (path / LAKE_FILE).is_file():
             raise DatasetError(
                 f"{path} is not empty and no lake, expected a new folder for the demo",
                 hint="Name another folder: trajreplay demo --lake PATH",
@@ -46,8 +46,8 @@ def prepare_lake(path: Path, *, force: bool) -> Lake:
                 f"{path} is a lake already, expected a new folder for the demo",
                 hint="To replace it: add --force. To keep it: name another with --lake PATH.",
             )
-        shutil.rmtree(path)
-    return Lake.create(path)
+        shutil.rmtree(path.resolve())
+    return Lake.create(path.resolve())
 
 
 @dataclass(frozen=True)

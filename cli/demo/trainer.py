@@ -54,6 +54,7 @@ class Trainer:
         self._recorder = recorder
         self._actor = Policy()
         self._reference = copy.deepcopy(self._actor)
+        # The actor as it was a rollout ago, for stale-old-log-probs to mistake for the current one.
         self._earlier_actor = copy.deepcopy(self._actor)
         for parameter in self._actor.parameters():
             # There from the start: a rank without samples takes part in the first sum as well.
