@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
 
 from trajreplay.schema.contracts import StageContract
 from trajreplay.schema.identity import CaptureKey, ParallelCoordinates, ResumePoint
@@ -17,21 +18,22 @@ REDUCTIONS = ("sum", "mean", "weighted-mean")
 
 
 class Deferred:
-    """An object some of whose fields are decoded when first asked for.
+    """An object some of whose fields are decoded when one of them is first asked for.
 
-    Ten thousand entries are opened for their keys and paths; few are asked for the rest.
+    Ten thousand entries are opened for their keys and paths; few are asked for the rest. Until
+    then the rest is kept as bytes: as objects it would slow down every garbage collection.
     """
 
     def __getattr__(self, name: str) -> Any:
-        pending: Mapping[str, Callable[[], Any]] = self.__dict__.get("_pending", {})
-        if name not in pending:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        value = self.__dict__[name] = pending[name]()
-        return value
+        if name in type(self).__dataclass_fields__ and "_rest" in self.__dict__:  # type: ignore[attr-defined]
+            rest: Callable[[], Mapping[str, Any]] = self.__dict__["_rest"]
+            self.__dict__.update(rest())
+            del self.__dict__["_rest"]
+            return self.__dict__[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
-@dataclass(frozen=True)
-class ColumnSeal:
+class ColumnSeal(NamedTuple):
     """What a data file must hold in one column: its digest and its counts.
 
     Args:
@@ -171,7 +173,7 @@ class Entry(Deferred):
         Raises:
             SchemaError: It holds fields that this version does not know.
         """
-        return Settings.from_json(self.settings_tree)
+        return _settings(json.dumps(self.settings_tree))
 
     def file(self, table: str) -> DataFile | None:
         """The file with this capture's rows of a table."""
@@ -181,3 +183,9 @@ class Entry(Deferred):
     def rows(self) -> int:
         """Rows of its data file, 0 without one."""
         return self.files[0].rows if self.files else 0
+
+
+@lru_cache(maxsize=256)
+def _settings(text: str) -> Settings:
+    """Entries share them, since a run has the same ones in all of its captures."""
+    return Settings.from_json(json.loads(text))

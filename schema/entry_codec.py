@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields
-from functools import partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, TypeVar
 
 from trajreplay.schema import exact
-from trajreplay.schema.canonical import dump_signed, load_signed, read_float
-from trajreplay.schema.contracts import StageContract
-from trajreplay.schema.entry import (
-    REDUCTIONS,
-    SCOPES,
-    ColumnSeal,
-    DataFile,
-    Entry,
-    LogProbOrigin,
-    Output,
-)
+from trajreplay.schema.canonical import dump_signed, load_signed, parse_verified
+from trajreplay.schema.entry import DataFile, Entry
+from trajreplay.schema.entry_sections import SECTIONS, read_seals
 from trajreplay.schema.errors import DatasetError, SchemaError
 from trajreplay.schema.identity import CaptureKey, ParallelCoordinates, ResumePoint
 from trajreplay.schema.layout import key_of_entry
-from trajreplay.schema.policy import Tolerance
 from trajreplay.schema.tables import FORMAT_VERSION
 
 STATUSES = ("complete", "dropped")
 _FIELDS = tuple(one.name for one in fields(Entry))
 _FILE_FIELDS = tuple(one.name for one in fields(DataFile))
-_SEAL_FIELDS = tuple(one.name for one in fields(ColumnSeal))
 _PLACE = ("path", "bytes", "first_row_group", "row_groups", "first_row")
 
 
@@ -61,7 +51,7 @@ def load_entry(data: bytes, path: str) -> Entry:
             path=path,
         )
     key = key_of_entry(path)
-    entry = _checked(path, partial(_entry, tree, key, path))
+    entry = _checked(path, partial(_entry, tree, key, data, path))
     if tree["key"] != list(key):
         raise DatasetError(
             f"{path}: holds the entry of {tree['key']!r}, expected {list(key)!r}",
@@ -111,9 +101,7 @@ def _tree(entry: Entry) -> dict[str, Any]:
 
 def _file_tree(file: DataFile) -> dict[str, Any]:
     tree = {name: getattr(file, name) for name in _FILE_FIELDS}
-    tree["columns"] = {
-        name: [getattr(seal, one) for one in _SEAL_FIELDS] for name, seal in file.columns.items()
-    }
+    tree["columns"] = {name: list(seal) for name, seal in file.columns.items()}
     return tree
 
 
@@ -129,7 +117,9 @@ def _checked(path: str, read: Callable[[], _Value]) -> _Value:
         raise DatasetError(f"{path}: not a manifest entry: {found}", path=path) from error
 
 
-def _entry(tree: dict[str, Any], key: CaptureKey, path: str) -> Entry:
+def _entry(tree: dict[str, Any], key: CaptureKey, data: bytes, path: str) -> Entry:
+    files = exact.array(tree["files"])
+    rest = _Rest(data, path)
     entry: Entry = object.__new__(Entry)
     vars(entry).update(
         key=key,
@@ -138,21 +128,51 @@ def _entry(tree: dict[str, Any], key: CaptureKey, path: str) -> Entry:
         owner=exact.typed(tree["owner"], bool),
         cohort_size=exact.optional(tree["cohort_size"], exact.whole),
         created_us=exact.whole(tree["created_us"]),
+        parallel=_parallel(exact.tree(tree["parallel"])),
         resumed_from=exact.optional(tree["resumed_from"], _resume_point),
         sources=tuple(map(_source, exact.array(tree["sources"]))),
-        files=tuple(_file(one, path) for one in exact.array(tree["files"])),
+        files=tuple(_file(one, partial(rest.columns, index)) for index, one in enumerate(files)),
         tokens=exact.whole(tree["tokens"]),
         reason=exact.text(tree["reason"]),
-        _pending={
-            name: partial(_checked, path, partial(_section, read, tree, name))
-            for name, read in _SECTIONS.items()
-        },
+        _rest=rest.sections,
     )
     return entry
 
 
-def _section(read: Callable[[Any], Any], tree: dict[str, Any], name: str) -> Any:
-    return read(tree[name])
+class _Rest:
+    """The verified bytes of an entry, decoded when the first of its deferred fields is read."""
+
+    def __init__(self, data: bytes, path: str) -> None:
+        self._data, self._path = data, path
+
+    def sections(self) -> dict[str, Any]:
+        """Fields of the entry."""
+        return self._decoded[0]
+
+    def columns(self, index: int) -> dict[str, Any]:
+        """Fields of one of its files."""
+        return self._decoded[1][index]
+
+    @cached_property
+    def _decoded(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        tree = parse_verified(self._data)
+        return _checked(
+            self._path,
+            lambda: (
+                {name: read(tree[name]) for name, read in SECTIONS.items()},
+                [{"columns": read_seals(one["columns"])} for one in tree["files"]],
+            ),
+        )
+
+
+def _parallel(tree: dict[str, Any]) -> ParallelCoordinates:
+    return _coordinates(*((name, exact.whole(tree[name])) for name in sorted(tree)))
+
+
+@lru_cache(maxsize=1024)
+def _coordinates(*items: tuple[str, int]) -> ParallelCoordinates:
+    """Entries share them, since a rank has the same ones in all of its captures."""
+    return ParallelCoordinates(**dict(items))
 
 
 def _resume_point(pair: Any) -> ResumePoint:
@@ -164,7 +184,7 @@ def _source(pair: Any) -> tuple[int, int]:
     return attempt, rollout_id
 
 
-def _file(tree: Any, path: str) -> DataFile:
+def _file(tree: Any, rest: Callable[[], dict[str, Any]]) -> DataFile:
     file: DataFile = object.__new__(DataFile)
     vars(file).update(
         table=exact.text(tree["table"]),
@@ -174,86 +194,6 @@ def _file(tree: Any, path: str) -> DataFile:
         row_groups=tuple(map(exact.whole, exact.array(tree["row_groups"]))),
         first_row=exact.whole(tree["first_row"]),
         rows=exact.whole(tree["rows"]),
-        _pending={"columns": partial(_checked, path, partial(_section, _seals, tree, "columns"))},
+        _rest=rest,
     )
     return file
-
-
-def _seals(tree: Any) -> dict[str, ColumnSeal]:
-    return {name: _seal(*exact.array(one)) for name, one in exact.tree(tree).items()}
-
-
-def _seal(digest: Any, values: Any, nulls: Any, non_finite: Any, source_dtype: Any) -> ColumnSeal:
-    return ColumnSeal(
-        digest=exact.text(digest),
-        values=exact.whole(values),
-        nulls=exact.whole(nulls),
-        non_finite=exact.optional(non_finite, exact.whole),
-        source_dtype=exact.optional(source_dtype, exact.text),
-    )
-
-
-def _outputs(trees: Any) -> tuple[Output, ...]:
-    return tuple(_output(one) for one in exact.array(trees))
-
-
-def _output(tree: Any) -> Output:
-    get = exact.tree(tree).get
-    values = get("values")
-    by_row = get("scope") == "sample"
-    if (values is None) == by_row or (get("value") is None) != by_row:
-        raise ValueError("an output has either one value or, at scope sample, one per row")
-    return Output(
-        stage=exact.text(tree["stage"]),
-        field=exact.text(tree["field"]),
-        value=exact.optional(get("value"), read_float),
-        values=None if values is None else tuple(map(read_float, exact.array(values))),
-        scope=exact.optional(get("scope"), partial(exact.one_of, allowed=SCOPES)),
-        reduction=exact.optional(get("reduction"), partial(exact.one_of, allowed=REDUCTIONS)),
-        micro_batch_id=exact.optional(get("micro_batch_id"), exact.text),
-        numerator=exact.optional(get("numerator"), read_float),
-        denominator=exact.optional(get("denominator"), read_float),
-        scale=read_float(tree["scale"]),
-    )
-
-
-def _contracts(tree: Any) -> dict[str, StageContract]:
-    return {name: StageContract(name, **_texts(one)) for name, one in exact.tree(tree).items()}
-
-
-def _tolerances(tree: Any) -> dict[str, Tolerance]:
-    return {
-        name: Tolerance(*map(read_float, exact.array(one)))
-        for name, one in exact.tree(tree).items()
-    }
-
-
-def _origins(tree: Any) -> dict[str, LogProbOrigin]:
-    return {
-        name: LogProbOrigin(
-            exact.text(one["source"]),
-            exact.optional(one["temperature"], read_float),
-            exact.optional(one["weight_version"], exact.whole),
-        )
-        for name, one in exact.tree(tree).items()
-    }
-
-
-def _parallel(tree: Any) -> ParallelCoordinates:
-    return ParallelCoordinates(**exact.tree(tree))
-
-
-def _texts(tree: Any) -> dict[str, Any]:
-    return {name: exact.text(value) for name, value in exact.tree(tree).items()}
-
-
-_SECTIONS: Mapping[str, Callable[[Any], Any]] = {
-    "producer": exact.tree,
-    "parallel": _parallel,
-    "settings_tree": exact.tree,
-    "contracts": _contracts,
-    "tolerances": _tolerances,
-    "origins": _origins,
-    "redaction": _texts,
-    "outputs": _outputs,
-}

@@ -93,6 +93,9 @@ def test_a_truncated_entry_is_refused(size: int) -> None:
         (("files", 0, "row_groups"), [None]),
         (("files", 0, "rows"), "2"),
         (("reason",), None),
+        (("parallel",), {"data_rank": 1, "data_size": 1}),
+        (("parallel",), {"data_rank": False}),
+        (("parallel",), {"color": 1}),
     ],
 )
 def test_a_field_of_another_type_is_refused_at_once(
@@ -113,14 +116,14 @@ def test_a_field_of_another_type_is_refused_at_once(
         (("outputs", 0), [1]),
         (("contracts",), {"no.stage": {}}),
         (("contracts",), {"sample": {"capability": 3}}),
-        (("parallel",), {"data_rank": 1, "data_size": 1}),
-        (("parallel",), {"color": 1}),
         (("redaction",), {"prompt": 1}),
         (("settings_tree",), []),
         (("tolerances",), {"loss": [1]}),
         (("origins",), {"log_probs": {"source": "trainer"}}),
         (("files", 0, "columns"), {"reward": ["ab", 2, 0, 1]}),
         (("files", 0, "columns"), {"reward": ["ab", "2", 0, 1, "float32"]}),
+        (("files", 0, "columns"), {"reward": ["ab", 2, True, 1, "float32"]}),
+        (("files", 0, "columns"), {"reward": ["ab", 2, -1, None, None]}),
     ],
 )
 def test_a_section_of_another_type_is_refused_before_its_use(
