@@ -44,10 +44,6 @@ class Twins:
     lake: Path
     tree: Path
 
-    def bytes_on_disk(self) -> tuple[int, int]:
-        """Sum the files of the lake and of the tree."""
-        return size_of(self.lake), size_of(self.tree)
-
 
 def write_twins(root: Path, draw: Callable[[int], Step], count: int) -> Twins:
     """Write steps as rollouts 0, 1, ... of both, unless an earlier run has left them there.

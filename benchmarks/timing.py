@@ -1,11 +1,13 @@
 """Paired measurements: two ways to do one piece of work, in turn, and the ratios of each pair."""
 
+import resource
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import median
 
 UNITS = {"s": 1.0, "ms": 1e3}
+Compare = Callable[[Callable[[], object], Callable[[], object]], tuple[list[float], list[float]]]
 HEADER = ("work", "trajreplay", "baseline", "field", "ratio (min-max)", "reach", "reached")
 
 
@@ -70,8 +72,21 @@ class Paired:
         return f"{value * UNITS.get(self.unit, 1.0):.{digits}f} {self.unit}"
 
 
+def cpu_seconds() -> float:
+    """Processor time of this process and of the commands that it has waited for."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": cpu_seconds}
+
+
 def take_turns(
-    ours: Callable[[], object], baseline: Callable[[], object], rounds: int
+    ours: Callable[[], object],
+    baseline: Callable[[], object],
+    *,
+    rounds: int,
+    clock: Callable[[], float],
 ) -> tuple[list[float], list[float]]:
     """Run both in turn, after one run of each that warms the caches and is not counted."""
     sides = (ours, baseline)
@@ -80,9 +95,9 @@ def take_turns(
     taken: tuple[list[float], list[float]] = ([], [])
     for _ in range(rounds):
         for work, seconds in zip(sides, taken, strict=True):
-            start = time.perf_counter()
+            start = clock()
             work()
-            seconds.append(time.perf_counter() - start)
+            seconds.append(clock() - start)
     return taken
 
 
