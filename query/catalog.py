@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from trajreplay.schema.canonical import MAX_BYTES
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.entry_codec import load_entry
 from trajreplay.schema.errors import DatasetError, QueryError
-from trajreplay.schema.identity import CaptureKey, ResumePoint
+from trajreplay.schema.identity import DATA, CaptureKey, ResumePoint
 from trajreplay.schema.layout import (
     ATTEMPTS,
     ENTRIES,
@@ -155,6 +156,23 @@ class Catalog:
     def by_rollout(self) -> Mapping[tuple[str, int, int], tuple[Cohort, ...]]:
         """Capture sets of each rollout: its own and those of its steps."""
         return _grouped(self.by_cohort, lambda cohort: cohort[:3])
+
+    @cached_property
+    def consumers(self) -> Mapping[Cohort, tuple[CaptureKey, ...]]:
+        """Keys of the step captures that consumed samples of each rollout, by their entries.
+
+        Every step's entry is read for it; damaged ones are left out.
+        """
+        found: list[tuple[Cohort, CaptureKey]] = []
+        for key in self.keys:
+            if key.kind == "step" and key.part == DATA:
+                with suppress(DatasetError):
+                    found += [
+                        (Cohort(key.run_id, *source, None), key)
+                        for source in self.entry(key).sources
+                    ]
+        grouped = _grouped(found, lambda pair: pair[0])
+        return {rollout: tuple(key for _, key in pairs) for rollout, pairs in grouped.items()}
 
     @cached_property
     def runs(self) -> Mapping[str, tuple[int, ...]]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from trajreplay.query.capture_sets import CaptureSet, CaptureSets
-from trajreplay.query.catalog import Cohort
+from trajreplay.query.catalog import Cohort, cohort_of
 from trajreplay.query.reading import read_columns
 from trajreplay.query.row_masks import Mask, SelectedSet, combined
 from trajreplay.schema.errors import DatasetError
@@ -150,7 +150,7 @@ def source_rollouts(captures: CaptureSet) -> tuple[Cohort, ...]:
 def also_consumed_by(sets: CaptureSets, selected: Collection[Cohort]) -> dict[Cohort, list[Cohort]]:
     """Steps that consumed samples of selected rollouts and were not selected themselves.
 
-    Read from manifest entries alone, of every visible step of the runs concerned.
+    Read from manifest entries alone: those of all steps, once per catalog.
 
     Args:
         sets: The visible capture sets.
@@ -159,13 +159,12 @@ def also_consumed_by(sets: CaptureSets, selected: Collection[Cohort]) -> dict[Co
     Returns:
         By rollout, its other consumers in report order.
     """
-    rollouts = {cohort for cohort in selected if cohort.step_id is None}
-    chosen, runs = set(selected), {cohort.run_id for cohort in rollouts}
+    chosen = set(selected)
     found: dict[Cohort, list[Cohort]] = {}
-    for cohort in sets:
-        if cohort.step_id is None or cohort.run_id not in runs or cohort in chosen:
-            continue
-        for source in source_rollouts(sets[cohort]):
-            if source in rollouts:
-                found.setdefault(source, []).append(cohort)
+    for rollout in selected:
+        if rollout.step_id is None:
+            keys = sets.catalog.consumers.get(rollout, ())
+            others = {one for key in keys if (one := cohort_of(key)) in sets} - chosen
+            if others:
+                found[rollout] = sorted(others, key=lambda cohort: cohort.order)
     return found

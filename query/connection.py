@@ -16,7 +16,6 @@ import duckdb
 from trajreplay.query.dataset import lake_tables
 from trajreplay.query.visible import Visible
 from trajreplay.schema.errors import QueryError
-from trajreplay.schema.tables import ROLLOUTS, STEPS
 
 MEMORY_BYTES = 2 << 30
 SPILL_BYTES = 16 << 30
@@ -48,7 +47,6 @@ def connect(
     ) as connection:
         for name, table in lake_tables(visible).items():
             connection.register(name, table)
-        connection.execute(SAMPLES_VIEW)
         yield connection
 
 
@@ -122,29 +120,3 @@ def _outside(root: Path) -> str:
             hint="Set TMPDIR to a folder that is not inside the lake.",
         )
     return str(folder)
-
-
-def _samples_view() -> str:
-    """Every sample once for each step that consumed it, and once where none did."""
-    of_step = ("attempt", "rollout_id", "step_id", "rank", "row")
-    columns = ["coalesce(s.run_id, r.run_id) AS run_id"]
-    columns += [f"s.{name}" for name in of_step]
-    columns += [
-        "coalesce(s.source_attempt, r.attempt) AS source_attempt",
-        "coalesce(s.source_rollout_id, r.rollout_id) AS source_rollout_id",
-        "r.rank AS source_rank",
-        "r.row AS source_row",
-    ]
-    columns += [
-        f"coalesce(s.{column.name}, r.{column.name}) AS {column.name}"
-        for column in STEPS.columns
-        if column.name in ROLLOUTS and column.role != "key"
-    ]
-    return (
-        f"CREATE TEMP VIEW samples AS SELECT {', '.join(columns)} "
-        "FROM steps s FULL JOIN rollouts r ON s.run_id = r.run_id AND s.source_attempt = r.attempt "
-        "AND s.source_rollout_id = r.rollout_id AND s.sample_id = r.sample_id"
-    )
-
-
-SAMPLES_VIEW = _samples_view()

@@ -12,6 +12,7 @@ import pyarrow.dataset as ds
 from trajreplay.query.entry_rows import EntryRows, checksum_rows, manifest_rows, output_rows
 from trajreplay.query.pruning import PushedFilter, rows_that_may_match
 from trajreplay.query.reading import key_values, read_batches
+from trajreplay.query.samples import SAMPLES, SamplesTable
 from trajreplay.query.visible import Visible
 from trajreplay.schema.columns import Table
 from trajreplay.schema.entry import Entry
@@ -51,9 +52,10 @@ class LakeTable(ds.InMemoryDataset):  # type: ignore[misc]
         return _Scan(self.table, self.visible, names, filter)
 
 
-def lake_tables(visible: Visible) -> dict[str, LakeTable]:
+def lake_tables(visible: Visible) -> dict[str, ds.InMemoryDataset]:
     """All tables by name."""
-    return {name: LakeTable(table, visible) for name, table in TABLES.items()}
+    tables = {name: LakeTable(table, visible) for name, table in TABLES.items()}
+    return tables | {SAMPLES.name: SamplesTable(visible)}
 
 
 class _Scan:

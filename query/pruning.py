@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-_CONNECTIVES = {"and_kleene", "or_kleene", "invert", "if_else"}
+_CONNECTIVES = {"and_kleene", "or_kleene", "invert"}
 _TOKEN = re.compile(r"^(call|field_ref|literal|options|end|nested_field_ref): '(.*)'$")
 _METADATA = "-- schema metadata --"
 
@@ -51,7 +51,9 @@ class PushedFilter:
         return None if self._tree is None else self._tree.fields()
 
     def on_keys(self, known: Collection[str]) -> pc.Expression | None:
-        """What the filter says of these columns alone, three-valued: null where it needs others.
+        """What the filter says of these columns alone: true wherever it may be true.
+
+        A condition on another column counts as met; under a negation, as not met.
 
         Returns:
             An expression over them, or None if nothing can be said.
@@ -59,21 +61,13 @@ class PushedFilter:
         if self._tree is None:
             return None
         tokens: list[tuple[str, str]] = []
-        unknown = ("literal", str(self._batch.num_columns))
-        self._emit(self._tree, frozenset(known), unknown, tokens)
-        names = [f"c{index}" for index in range(self._batch.num_columns + 1)]
-        fields = [
-            pa.field(name, column.type)
-            for name, column in zip(
-                names, [*self._batch.columns, pa.nulls(1, pa.bool_())], strict=True
-            )
-        ]
-        batch = pa.RecordBatch.from_arrays(
-            [*self._batch.columns, pa.nulls(1, pa.bool_())],
-            schema=pa.schema(fields, metadata=pa.KeyValueMetadata(tokens)),
-        )
+        self._emit(self._tree, frozenset(known), True, tokens)
+        columns = [*self._batch.columns, pa.array([True]), pa.array([False])]
+        fields = [pa.field(f"c{index}", column.type) for index, column in enumerate(columns)]
+        schema = pa.schema(fields, metadata=pa.KeyValueMetadata(tokens))
+        batch = pa.RecordBatch.from_arrays(columns, schema=schema)
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_file(sink, batch.schema) as writer:
+        with pa.ipc.new_file(sink, schema) as writer:
             writer.write_batch(batch)
         rebuild = self.expression.__reduce__()[0]
         try:
@@ -82,26 +76,24 @@ class PushedFilter:
             return None
 
     def _emit(
-        self,
-        node: _Node,
-        known: frozenset[str],
-        unknown: tuple[str, str],
-        tokens: list[tuple[str, str]],
+        self, node: _Node, known: frozenset[str], wanted: bool, tokens: list[tuple[str, str]]
     ) -> None:
+        """Append a node's tokens, with what makes it `wanted` in place of unknown conditions."""
         if node.fields() <= known:
             tokens.extend(self._tokens[node.start : node.stop])
         elif node.kind == "call" and node.name in _CONNECTIVES:
             tokens.append(("call", node.name))
             for child in node.children:
-                self._emit(child, known, unknown, tokens)
+                self._emit(child, known, wanted != (node.name == "invert"), tokens)
             tokens.append(("end", node.name))
         else:
-            tokens.append(unknown)
+            literal = self._batch.num_columns + (0 if wanted else 1)
+            tokens.append(("literal", str(literal)))
 
 
 def rows_that_may_match(keys: pa.Table, expression: pc.Expression | None) -> pa.Table:
-    """Rows for which an expression is true or cannot be told."""
-    return keys if expression is None else keys.filter(expression | expression.is_null())
+    """Rows for which an expression is true; all without one."""
+    return keys if expression is None else keys.filter(expression)
 
 
 def _serialised(expression: pc.Expression) -> tuple[pa.RecordBatch, list[tuple[str, str]]]:

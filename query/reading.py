@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ import pyarrow.compute as pc
 from trajreplay.query.datafile import OpenFile, broken
 from trajreplay.schema.columns import Column, Table
 from trajreplay.schema.digest import column_digest
-from trajreplay.schema.entry import ColumnSeal, DataFile, Entry
+from trajreplay.schema.entry import DataFile, Entry
 from trajreplay.schema.errors import SchemaError
 from trajreplay.schema.identity import CaptureKey
 from trajreplay.schema.store import LocalStore
@@ -152,10 +153,13 @@ def _finished(
             arrays.append(pa.nulls(rows, column.type))
             continue
         values = checked(file, column, values)
-        if verify:
-            check_digest(file, column.name, values, file.columns[column.name])
+        digest = None
         if column.name in _KEYS:
-            check_key(file, entry, column.name, values, start)
+            expected = key_values(entry.key, column.name, len(values), start)
+            check_key(file, entry, column.name, values, expected)
+            digest = _key_digest(entry.key, column, rows) if verify else None
+        if verify:
+            check_digest(file, column.name, values, digest)
         arrays.append(values)
     return pa.Table.from_arrays(arrays, schema=_schema(wanted))
 
@@ -189,7 +193,11 @@ def _plain_text(file: DataFile, name: str, values: pa.ChunkedArray) -> pa.Chunke
         raise broken(
             file, f"column {name} decodes to {size} bytes of text, expected at most 256 MiB", name
         )
-    return pa.chunked_array([chunk.dictionary_decode() for chunk in values.chunks], pa.string())
+    try:
+        plain = [chunk.dictionary_decode() for chunk in values.chunks]
+    except pa.ArrowException as error:
+        raise broken(file, f"column {name} cannot be decoded: {error}", name) from error
+    return pa.chunked_array(plain, pa.string())
 
 
 def _null_elements(values: pa.Array) -> bool:
@@ -198,41 +206,55 @@ def _null_elements(values: pa.Array) -> bool:
     return pa.types.is_struct(values.type) and any(child.null_count for child in values.flatten())
 
 
-def check_digest(file: DataFile, name: str, values: Any, seal: ColumnSeal) -> None:
+def check_digest(
+    file: DataFile, name: str, values: pa.ChunkedArray, found: str | None = None
+) -> None:
     """Hold values against the digest that was sealed when they were captured.
+
+    Args:
+        file: Where they were read.
+        name: Their column.
+        values: All of the capture's.
+        found: Their digest, where it is known.
 
     Raises:
         DatasetError: They are not the values that were captured.
     """
-    found = column_digest(values)
-    if found != seal.digest:
+    expected = file.columns[name].digest
+    found = found or column_digest(values)
+    if found != expected:
         raise broken(
             file,
-            f"column {name} has the digest {found}, expected {seal.digest}: its values are not "
+            f"column {name} has the digest {found}, expected {expected}: its values are not "
             "those that were captured",
             name,
         )
 
 
 def check_key(
-    file: DataFile, entry: Entry, name: str, values: pa.ChunkedArray, start: int = 0
+    file: DataFile, entry: Entry, name: str, values: pa.ChunkedArray, expected: pa.Array
 ) -> None:
     """Hold a key column against the key under which the capture was committed.
-
-    Args:
-        file: Where the column was read.
-        entry: The capture.
-        name: The column.
-        values: Its values from row `start` on.
-        start: Row of the capture that the first value is of.
 
     Raises:
         DatasetError: A row says it belongs to another capture.
     """
-    expected = key_values(entry.key, name, len(values), start).cast(values.type)
-    if not values.equals(pa.chunked_array([expected])):
+    if not values.equals(pa.chunked_array([expected.cast(values.type)])):
         found = f"column {name} is not that of its entry, {entry.key}, in every row"
         raise broken(file, found, name)
+
+
+def _key_digest(key: CaptureKey, column: Column, rows: int) -> str:
+    value = None if column.name == "row" else getattr(key, column.name)
+    return _constant_digest(column.name, column.type, value, rows)
+
+
+@lru_cache(maxsize=4096)
+def _constant_digest(name: str, column_type: pa.DataType, value: Any, rows: int) -> str:
+    """The digest of a key column, which captures of one rank share."""
+    if name == "row":
+        return column_digest(pa.array(range(rows), column_type))
+    return column_digest(pa.repeat(pa.scalar(value, column_type), rows))
 
 
 def key_values(key: CaptureKey, name: str, rows: int, start: int = 0) -> pa.Array:

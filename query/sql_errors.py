@@ -7,11 +7,13 @@ import re
 
 import duckdb
 
+from trajreplay.query.samples import SAMPLES
 from trajreplay.query.visible import Visible
 from trajreplay.schema.errors import QueryError
-from trajreplay.schema.tables import ROLLOUTS, STEPS, TABLES
+from trajreplay.schema.tables import TABLES
 
-TABLE_NAMES = (*TABLES, "samples")
+_TABLES = TABLES | {SAMPLES.name: SAMPLES}
+TABLE_NAMES = tuple(_TABLES)
 _HINTS = {
     "EXPLAIN": "To see the plan: trajreplay sql --explain with the statement alone.",
     "MULTI": "PIVOT needs its values here: PIVOT ... ON column IN ('a', 'b').",
@@ -109,7 +111,9 @@ def missing_name(error: Exception) -> str | None:
 def unknown_column(name: str, text: str) -> QueryError:
     """The error of a column that is in none of the tables that a text mentions."""
     mentioned = [table for table in TABLE_NAMES if re.search(rf"\b{table}\b", text, re.IGNORECASE)]
-    columns = {column: None for table in mentioned or TABLE_NAMES for column in column_names(table)}
+    columns = {
+        column: None for table in mentioned or TABLE_NAMES for column in _TABLES[table].names
+    }
     near = difflib.get_close_matches(name, columns, n=3, cutoff=0.5)
     where = " or ".join(mentioned) or "any table"
     meant = f"; did you mean {' or '.join(near)}?" if near else ""
@@ -118,13 +122,6 @@ def unknown_column(name: str, text: str) -> QueryError:
         hint="To list tables and columns: trajreplay schema",
         column=name,
     )
-
-
-def column_names(table: str) -> tuple[str, ...]:
-    """The columns of a table or of the view `samples`."""
-    if table == "samples":
-        return (*dict.fromkeys((*STEPS.names, *ROLLOUTS.names)), "source_rank", "source_row")
-    return TABLES[table].names
 
 
 def _message(error: Exception) -> str:

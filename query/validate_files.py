@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
@@ -91,6 +92,7 @@ def _values_problems(
     file: DataFile, found: pa.Table, lengths: dict[str, pa.ChunkedArray]
 ) -> Iterator[str]:
     table = TABLES[file.table]
+    right: dict[str, pa.ChunkedArray] = {}  # by length column, a list column that agrees with it
     for name in found.column_names:
         column, values = table[name], found[name]
         seal = file.columns[name]
@@ -101,8 +103,13 @@ def _values_problems(
             yield f"column {name} has {len(inner)} values, its entry says {seal.values}"
         if column.is_floating and (count := _non_finite(inner)) != seal.non_finite:
             yield f"column {name} has {count} non-finite values, its entry says {seal.non_finite}"
-        if column.is_list and name != "weight_versions" and lengths:
-            yield from _length_problems(column, values, lengths)
+        if not column.is_list or name == "weight_versions":
+            continue
+        if not _same_offsets(values, right.get(length_column(name))):
+            wrong = list(_length_problems(column, values, lengths))
+            yield from wrong
+            if not wrong:
+                right[length_column(name)] = values
     if "loss_mask" in found.column_names:
         highest = pc.max(_inner(found["loss_mask"])).as_py() or 0
         if highest > 1:
@@ -114,6 +121,9 @@ def _inner(values: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _non_finite(values: pa.ChunkedArray) -> int:
+    total = pc.sum(values).as_py()
+    if total is None or math.isfinite(total):  # then so is every value: sums are of float64
+        return 0
     finite: int = pc.sum(pc.is_finite(values)).as_py() or 0
     return len(values) - int(values.null_count) - finite
 
@@ -132,6 +142,20 @@ def _length_problems(
             f"row {row}: {column.name} has {len(values[row])} values, expected "
             f"{length_column(column.name)} = {expected[row]} ({count} rows like it)"
         )
+
+
+def _same_offsets(values: pa.ChunkedArray, other: pa.ChunkedArray | None) -> bool:
+    """Whether two list columns certainly have rows of the same lengths."""
+    return (
+        other is not None
+        and not values.null_count
+        and not other.null_count
+        and values.num_chunks == other.num_chunks
+        and all(
+            mine.offsets.equals(theirs.offsets)
+            for mine, theirs in zip(values.chunks, other.chunks, strict=True)
+        )
+    )
 
 
 def _redaction_problems(entry: Entry, table: Table, found: pa.Table) -> Iterator[str]:

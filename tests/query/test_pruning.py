@@ -35,7 +35,9 @@ def kept(expression: pc.Expression) -> list[int]:
         (pc.field("s", "x") == 1, [1, 2, 120]),
         (pc.scalar(True), [1, 2, 120]),
         (pc.scalar(False), []),
-        (NULL, [1, 2, 120]),
+        (NULL, []),
+        (NULL & reward.is_valid(), []),
+        (~(rollout == 2) & ~(reward > 1), [1, 120]),
     ],
 )
 def test_only_what_the_keys_rule_out_is_pruned(
@@ -62,9 +64,9 @@ def test_a_filter_too_deep_to_follow_prunes_nothing() -> None:
 
 ROWS = pa.table(
     {
-        "rollout_id": pa.array([1, 1, 2, 2, 3], pa.int64()),
-        "reward": pa.array([None, 1.0, float("nan"), -1.0, 0.0]),
-        "flag": pa.array([True, None, False, True, None]),
+        "rollout_id": pa.array([1, 1, 2, 2, 3, None, None], pa.int64()),
+        "reward": pa.array([None, 1.0, float("nan"), -1.0, 0.0, 1.0, None]),
+        "flag": pa.array([True, None, False, True, None, True, None]),
     }
 )
 ATOMS = [
@@ -96,7 +98,7 @@ def expressions() -> st.SearchStrategy[pc.Expression]:
 
 @given(expressions())
 def test_no_matching_row_is_ever_pruned(expression: pc.Expression) -> None:
-    keys = pa.table({"rollout_id": pa.array([1, 2, 3, 4], pa.int64())})
+    keys = pa.table({"rollout_id": pa.array([1, 2, 3, 4, None], pa.int64())})
     on_keys = PushedFilter(expression).on_keys(["rollout_id"])
     kept_keys = set(rows_that_may_match(keys, on_keys)["rollout_id"].to_pylist())
     matching = set(ROWS.filter(expression)["rollout_id"].to_pylist())
