@@ -53,9 +53,8 @@ def options() -> str:
 
 def _options_of(name: str) -> str:
     command = verb(name)
-    context = click.Context(
-        command, info_name=name, parent=click.Context(main, info_name=main.name)
-    )
+    parent = click.Context(main, info_name=main.name)
+    context = click.Context(command, parent, name, **command.context_settings)
     records = [one.get_help_record(context) for one in command.get_params(context)]
     rows = [(f"`{record[0]}`", record[1]) for record in records if record]
     codes = [(f"`{code}`", text) for code, text in command.exit_codes.items() if text]
