@@ -181,6 +181,16 @@ def test_values_of_no_known_form_are_refused(values: Any, problem: str) -> None:
         encode_column(FLOATS, values, np.array([2]))
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_tensor_on_a_device_is_brought_to_the_host() -> None:
+    rows = [torch.tensor(row, dtype=torch.bfloat16, device="cuda") for row in ROWS]
+    for values in (rows, torch.cat(rows)):
+        column = encode_column(FLOATS, values, LENGTHS)
+        assert column.source_dtype == "bfloat16"
+        assert column.rows(0, 3).to_pylist() == ROWS
+
+
 # K-092
 def test_offsets_beyond_32_bits_do_not_overflow() -> None:
     row = 2**30 + 4
