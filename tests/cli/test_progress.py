@@ -1,0 +1,37 @@
+"""The progress bar: only for people, and only when there is something to wait for."""
+
+import pytest
+
+from trajreplay.cli.progress import ProgressBar
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+
+
+def shown(label: str, capsys: pytest.CaptureFixture[str], *, quiet: bool = False) -> bool:
+    with ProgressBar(label, quiet=quiet) as progress:
+        progress(1, 3)
+        progress(3, 3)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return label in captured.err
+
+
+def test_nothing_is_shown_where_no_one_watches(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not shown("Replaying", capsys)
+
+
+@pytest.mark.usefixtures("terminal")
+def test_short_work_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not shown("Replaying", capsys)
+
+
+@pytest.mark.usefixtures("terminal")
+def test_long_work_shows_a_bar_unless_quiet(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trajreplay.cli.progress._PATIENCE_S", 0.0)
+    assert shown("[red]Replaying", capsys)
+    assert not shown("Replaying", capsys, quiet=True)
