@@ -31,18 +31,18 @@ class Column:
     unit: str = ""
     nullable: bool = False
 
-    @property
+    @cached_property
     def is_list(self) -> bool:
         """Whether a row holds a list of values."""
         return bool(pa.types.is_list(self.type))
 
-    @property
+    @cached_property
     def is_floating(self) -> bool:
         """Whether the values, at whatever depth, are floating-point numbers."""
         inner = self.type.value_type if self.is_list else self.type
         return bool(pa.types.is_floating(inner))
 
-    @property
+    @cached_property
     def is_text(self) -> bool:
         """Whether the values are strings."""
         return bool(pa.types.is_string(self.type))
