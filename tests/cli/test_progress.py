@@ -6,8 +6,11 @@ from trajreplay.cli.progress import ProgressBar
 
 
 @pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    del capsys  # it replaces stderr, so it has to come first
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
 
 
 def shown(label: str, capsys: pytest.CaptureFixture[str], *, quiet: bool = False) -> bool:
