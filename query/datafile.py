@@ -147,7 +147,7 @@ class OpenFile:
         for name in self.columns:
             expected = file.columns[name].values
             for leaf in leaves[name]:
-                found = sum(group.column(leaf).num_values for group in groups)
+                found = sum([group.column(leaf).num_values for group in groups])
                 # A row without values, null or an empty list, counts as one in a footer.
                 low = max(expected, file.rows) if self.table[name].is_list else file.rows
                 high = expected + file.rows if self.table[name].is_list else file.rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -109,12 +109,14 @@ def decoded_bytes(file: DataFile, columns: Iterable[Column]) -> int:
     return sum(file.columns[column.name].values * _width(column.type) for column in columns)
 
 
+@cache
 def _width(column_type: pa.DataType) -> int:
     if pa.types.is_list(column_type):
         return _width(column_type.value_type)
     if pa.types.is_struct(column_type):
         return sum(_width(field.type) for field in column_type)
-    return _TEXT_GUESS_BYTES if pa.types.is_string(column_type) else column_type.bit_width // 8
+    text = pa.types.is_string(column_type)
+    return _TEXT_GUESS_BYTES if text else -(-column_type.bit_width // 8)
 
 
 def _schema(columns: Sequence[Column]) -> pa.Schema:
