@@ -1,14 +1,15 @@
 """The progress bar: only for people, and only when there is something to wait for."""
 
+import sys
+
 import pytest
 
 from trajreplay.cli.progress import ProgressBar
 
 
-@pytest.fixture
-def terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    del capsys  # it replaces stderr, so it has to come first
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+def watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make stderr look like a terminal."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
 
@@ -26,15 +27,17 @@ def test_nothing_is_shown_where_no_one_watches(capsys: pytest.CaptureFixture[str
     assert not shown("Replaying", capsys)
 
 
-@pytest.mark.usefixtures("terminal")
-def test_short_work_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_work_shows_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch(monkeypatch)
     assert not shown("Replaying", capsys)
 
 
-@pytest.mark.usefixtures("terminal")
 def test_long_work_shows_a_bar_unless_quiet(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    watch(monkeypatch)
     monkeypatch.setattr("trajreplay.cli.progress._PATIENCE_S", 0.0)
     assert shown("[red]Replaying", capsys)
     assert not shown("Replaying", capsys, quiet=True)
