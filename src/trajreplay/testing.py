@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from trajreplay.writer import CaptureBuilder
 
 _MAX_ID_BYTES = 128
+_TEXTS = ("a", "b/c d", "50%", "..x", "\u8bad\u7ec3", "\u00e9" * 20)  # awkward ids and texts
+
+
+_NAMES = st.sampled_from([None, *_TEXTS])
 
 
 @dataclass(frozen=True)
@@ -109,9 +113,9 @@ def _records(
     }
     for column in table.having("identity", "provenance"):
         if column.is_text and column.nullable:
-            values[column.name] = draw(st.none() | ids())
+            values[column.name] = draw(_NAMES)
     for column in table.having("text"):
-        values[column.name] = draw(st.none() | st.text(max_size=8))
+        values[column.name] = draw(_NAMES)
     if table.name == "steps":
         values["source_attempt"] = draw(st.none() | st.just(0))
         values["source_rollout_id"] = draw(st.none() | st.integers(0, 3))

@@ -34,6 +34,7 @@ __all__ = [
 
 _COUNTS = st.integers(0, 2**31 - 1)
 _WIDE = st.integers(0, 2**63 - 1)
+_NAMES = st.sampled_from(["loss", "mb-0", "\u8bad\u7ec3", 'quote"d', "back\\slash", "a: b"])
 
 
 def finite(limit: float = 4.0) -> st.SearchStrategy[float]:
@@ -68,7 +69,7 @@ def keys(draw: st.DrawFn) -> CaptureKey:
 def _seals() -> st.SearchStrategy[ColumnSeal]:
     return st.builds(
         ColumnSeal,
-        st.text("0123456789abcdef", min_size=64, max_size=64),
+        st.sampled_from(["0" * 64, "f" * 64]),
         _WIDE,
         _COUNTS,
         st.none() | _COUNTS,
@@ -78,10 +79,10 @@ def _seals() -> st.SearchStrategy[ColumnSeal]:
 
 def _outputs() -> st.SearchStrategy[Output]:
     number = st.none() | any_float64()
-    meaning = (st.sampled_from(STAGE_NAMES), ids())
+    meaning = (st.sampled_from(STAGE_NAMES), _NAMES)
     rest = {
         "reduction": st.none() | st.sampled_from(REDUCTIONS),
-        "micro_batch_id": st.none() | ids(),
+        "micro_batch_id": st.none() | _NAMES,
         "numerator": number,
         "denominator": number,
         "scale": any_float64(),
@@ -118,7 +119,7 @@ def entries(draw: st.DrawFn) -> Entry:
         row_groups=groups,
         first_row=draw(_COUNTS),
         rows=sum(groups),
-        columns=draw(st.dictionaries(ids(), _seals(), max_size=3)),
+        columns=draw(st.dictionaries(_NAMES, _seals(), max_size=3)),
     )
     return Entry(
         key=key,
@@ -127,7 +128,7 @@ def entries(draw: st.DrawFn) -> Entry:
         owner=draw(st.booleans()),
         cohort_size=draw(st.none() | _COUNTS),
         created_us=draw(_WIDE),
-        producer={"commit": draw(st.text(max_size=5)), "extra": {}},
+        producer={"commit": draw(_NAMES), "extra": {}},
         parallel=ParallelCoordinates(tensor_rank=draw(st.integers(0, 1)), tensor_size=2),
         resumed_from=draw(st.none() | st.builds(ResumePoint, _COUNTS, _WIDE)),
         settings_tree=draw(_settings()),
@@ -137,11 +138,11 @@ def entries(draw: st.DrawFn) -> Entry:
             )
         ),
         tolerances=draw(
-            st.dictionaries(ids(), st.builds(Tolerance, finite(), finite()), max_size=1)
+            st.dictionaries(_NAMES, st.builds(Tolerance, finite(), finite()), max_size=1)
         ),
         origins=draw(
             st.dictionaries(
-                ids(), st.builds(LogProbOrigin, ids(), st.none() | any_float64()), max_size=1
+                _NAMES, st.builds(LogProbOrigin, _NAMES, st.none() | any_float64()), max_size=1
             )
         ),
         sources=tuple(draw(st.lists(st.tuples(_COUNTS, _WIDE), max_size=2))),
@@ -149,5 +150,5 @@ def entries(draw: st.DrawFn) -> Entry:
         files=draw(st.sampled_from([(), (file,)])),
         outputs=tuple(draw(st.lists(_outputs(), max_size=3))),
         tokens=draw(_WIDE),
-        reason=draw(st.text(max_size=5)),
+        reason=draw(_NAMES),
     )
