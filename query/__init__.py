@@ -15,11 +15,13 @@ from trajreplay.query.lineage import Lineage, lineages
 from trajreplay.query.predicates import matching_rows
 from trajreplay.query.reading import read_columns
 from trajreplay.query.row_masks import SelectedSet
+from trajreplay.query.samples import SAMPLES
 from trajreplay.query.selection import Selected, Selection, select
 from trajreplay.query.sql import SqlQuery, SqlResult, run_sql
 from trajreplay.query.validate import ValidationFinding, ValidationReport, validate
 
 __all__ = [
+    "SAMPLES",
     "CaptureSet",
     "CaptureSets",
     "Catalog",

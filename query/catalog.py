@@ -24,7 +24,7 @@ from trajreplay.schema.layout import (
     key_of_entry,
     run_of_attempt,
 )
-from trajreplay.schema.store import LocalStore
+from trajreplay.schema.store import Store
 from trajreplay.schema.tables import MANIFEST
 
 _KEY_SCHEMA = pa.schema([MANIFEST[name].field for name in CaptureKey._fields])
@@ -59,14 +59,14 @@ class Catalog:
     Everything read through one catalog sees the same commits.
     """
 
-    store: LocalStore
+    store: Store
     keys: tuple[CaptureKey, ...]
     attempt_names: tuple[tuple[str, int], ...] = ()
     problems: tuple[DatasetError, ...] = ()
     _records: dict[tuple[str, int], AttemptRecord] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def open(cls, store: LocalStore, *, strict: bool = True) -> Catalog:
+    def open(cls, store: Store, *, strict: bool = True) -> Catalog:
         """List the manifest once.
 
         Args:
@@ -205,7 +205,7 @@ def cohort_of(key: CaptureKey) -> Cohort:
     return Cohort(key.run_id, key.attempt, key.rollout_id, key.step_id)
 
 
-def _names(store: LocalStore, folder: str, problems: list[DatasetError]) -> list[str]:
+def _names(store: Store, folder: str, problems: list[DatasetError]) -> list[str]:
     found: list[str] = []
     try:
         found.extend(one.path for one in store.list(folder) if not one.path.endswith(_CLAIM))

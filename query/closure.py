@@ -13,7 +13,7 @@ from trajreplay.query.catalog import Cohort, cohort_of
 from trajreplay.query.reading import read_columns
 from trajreplay.query.row_masks import Mask, SelectedSet, combined
 from trajreplay.schema.errors import DatasetError
-from trajreplay.schema.store import LocalStore
+from trajreplay.schema.store import Store
 from trajreplay.schema.tables import SAMPLE_TABLES
 
 _SOURCE = ("source_attempt", "source_rollout_id")
@@ -61,7 +61,7 @@ class Closure:
 
 
 def close(
-    store: LocalStore,
+    store: Store,
     selected: SelectedSet,
     closure: Literal["group", "cohort"] | None = None,
 ) -> Closure:
@@ -100,7 +100,7 @@ def close(
     return Closure(captures, rows, whole=whole, problems=tuple(problems))
 
 
-def _groups(store: LocalStore, captures: CaptureSet, entry: Any) -> list[GroupKey]:
+def _groups(store: Store, captures: CaptureSet, entry: Any) -> list[GroupKey]:
     table = SAMPLE_TABLES[captures.kind]
     names = [name for name in (*_SOURCE, "group_id") if name in table]
     columns = read_columns(store, entry, table, names)

@@ -43,7 +43,7 @@ def connect(
         QueryError: There is no folder for temporary files outside the lake.
     """
     with connect_empty(
-        visible.catalog.store.root, memory_bytes, threads, time_limit_s
+        visible.catalog.store.folder, memory_bytes, threads, time_limit_s
     ) as connection:
         for name, table in lake_tables(visible).items():
             connection.register(name, table)
@@ -52,7 +52,7 @@ def connect(
 
 @contextmanager
 def connect_empty(
-    root: Path,
+    root: Path | None,
     memory_bytes: int = MEMORY_BYTES,
     threads: int | None = None,
     time_limit_s: float = TIME_LIMIT_S,
@@ -110,9 +110,9 @@ def _close(process: int, instance: duckdb.DuckDBPyConnection, spill: str) -> Non
         shutil.rmtree(spill, ignore_errors=True)
 
 
-def _outside(root: Path) -> str:
+def _outside(root: Path | None) -> str:
     folder = Path(tempfile.gettempdir()).resolve()
-    if folder.is_relative_to(root):
+    if root is not None and folder.is_relative_to(root):
         folder = root.parent
     if not folder.is_dir() or folder == root:
         raise QueryError(

@@ -15,7 +15,7 @@ from trajreplay.schema.columns import Table
 from trajreplay.schema.digest import canonical_type
 from trajreplay.schema.entry import DataFile
 from trajreplay.schema.errors import DatasetError, SchemaError
-from trajreplay.schema.store import LocalStore
+from trajreplay.schema.store import Store
 from trajreplay.schema.tables import TABLES
 
 FOOTER_LIMIT_BYTES = 16 << 20
@@ -42,7 +42,7 @@ class OpenFile:
 
     def __init__(
         self,
-        store: LocalStore,
+        store: Store,
         file: DataFile,
         table: Table,
         columns: Sequence[str] | None = None,

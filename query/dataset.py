@@ -11,8 +11,9 @@ import pyarrow.dataset as ds
 
 from trajreplay.query.entry_rows import EntryRows, checksum_rows, manifest_rows, output_rows
 from trajreplay.query.pruning import PushedFilter, rows_that_may_match
-from trajreplay.query.reading import key_values, read_batches
+from trajreplay.query.reading import key_values
 from trajreplay.query.samples import SAMPLES, SamplesTable
+from trajreplay.query.scanning import scan
 from trajreplay.query.visible import Visible
 from trajreplay.schema.columns import Table
 from trajreplay.schema.entry import Entry
@@ -113,16 +114,18 @@ class _Scan:
         return batch.filter(self.pushed.expression)
 
     def _from_files(self, entries: Iterable[Entry]) -> Iterator[pa.Table]:
-        for entry in entries:
-            if (file := entry.file(self.table.name)) is None or not file.rows:
-                continue
-            stored = [name for name in self.needed if name not in self.known and name != "row"]
-            if not stored:
-                yield self._completed(entry, {}, file.rows, 0)
-                continue
+        store, table = self.visible.catalog.store, self.table
+        stored = [name for name in self.needed if name not in self.known and name != "row"]
+        if not stored:
+            for entry in entries:
+                if (file := entry.file(table.name)) is not None and file.rows:
+                    yield self._completed(entry, {}, file.rows, 0)
+            return
+        filled = (one for one in entries if (file := one.file(table.name)) and file.rows)
+        for entry, batches in scan(store, filled, table, stored):
             start = 0
             try:
-                for batch in read_batches(self.visible.catalog.store, entry, self.table, stored):
+                for batch in batches:
                     found = dict(zip(stored, batch.columns, strict=True))
                     yield self._completed(entry, found, batch.num_rows, start)
                     start += batch.num_rows

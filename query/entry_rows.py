@@ -10,7 +10,7 @@ from trajreplay.query.reading import read_columns
 from trajreplay.schema.entry import Entry, Output
 from trajreplay.schema.errors import SchemaError
 from trajreplay.schema.identity import CaptureKey
-from trajreplay.schema.store import LocalStore
+from trajreplay.schema.store import Store
 from trajreplay.schema.tables import SAMPLE_TABLES
 
 Rows = Iterator[dict[str, Any]]
@@ -18,10 +18,10 @@ _SCALAR = (
     *("stage", "field", "scope", "micro_batch_id", "value", "reduction"),
     *("numerator", "denominator", "scale"),
 )
-EntryRows = Callable[[LocalStore, Entry, Collection[str]], Rows]
+EntryRows = Callable[[Store, Entry, Collection[str]], Rows]
 
 
-def manifest_rows(store: LocalStore, entry: Entry, columns: Collection[str]) -> Rows:
+def manifest_rows(store: Store, entry: Entry, columns: Collection[str]) -> Rows:
     """The row of one capture."""
     del store, columns
     yield entry.key._asdict() | {
@@ -42,7 +42,7 @@ def manifest_rows(store: LocalStore, entry: Entry, columns: Collection[str]) -> 
     }
 
 
-def checksum_rows(store: LocalStore, entry: Entry, columns: Collection[str]) -> Rows:
+def checksum_rows(store: Store, entry: Entry, columns: Collection[str]) -> Rows:
     """One row per file of a capture, and one per column of the file."""
     del store, columns
     key = _capture(entry.key)
@@ -64,7 +64,7 @@ def checksum_rows(store: LocalStore, entry: Entry, columns: Collection[str]) -> 
             }
 
 
-def output_rows(store: LocalStore, entry: Entry, columns: Collection[str]) -> Rows:
+def output_rows(store: Store, entry: Entry, columns: Collection[str]) -> Rows:
     """One row per recorded scalar; at scope sample one per sample.
 
     Raises:

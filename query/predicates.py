@@ -61,7 +61,7 @@ def _parsed(where: str) -> duckdb.Expression:
 
 def _of_table(table: Table, visible: Visible, expression: duckdb.Expression) -> Matches:
     keys = ", ".join(table.key[:-1])
-    with connect_empty(visible.catalog.store.root) as connection:
+    with connect_empty(visible.catalog.store.folder) as connection:
         rows = connection.from_arrow(LakeTable(table, visible)).set_alias(table.name)
         kind = rows.select(expression).types[0]
         if kind != "BOOLEAN":

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cache, lru_cache
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -15,16 +15,14 @@ from trajreplay.schema.digest import column_digest
 from trajreplay.schema.entry import DataFile, Entry
 from trajreplay.schema.errors import SchemaError
 from trajreplay.schema.identity import CaptureKey
-from trajreplay.schema.store import LocalStore
+from trajreplay.schema.store import Store
 
 TEXT_LIMIT_BYTES = 256 << 20
-WHOLE_LIMIT_BYTES = 64 << 20
-_TEXT_GUESS_BYTES = 64
 _KEYS = {*CaptureKey._fields, "row"}
 
 
 def read_columns(
-    store: LocalStore,
+    store: Store,
     entry: Entry,
     table: Table,
     columns: Sequence[str],
@@ -47,13 +45,13 @@ def read_columns(
         SchemaError: A name is not declared.
         DatasetError: The file is not what the entry says.
     """
-    wanted = _declared(table, columns)
+    wanted = declared_columns(table, columns)
     file = entry.file(table.name)
     if file is None:
         return _schema(wanted).empty_table()
     there = [column for column in wanted if column.name in file.columns]
     if not there:
-        return _finished(file, entry, wanted, {}, file.rows)
+        return finished_columns(file, entry, wanted, {}, file.rows)
     with OpenFile(store, file, table, [column.name for column in there]) as opened:
         return read_opened(opened, entry, wanted, verify=verify)
 
@@ -70,64 +68,25 @@ def read_opened(
     found = opened.read(opened.row_groups)
     if found.num_rows < file.first_row + file.rows:
         raise broken(file, f"holds {found.num_rows} rows, expected {file.rows}")
-    named = _named(found.slice(file.first_row, file.rows))
-    return _finished(file, entry, wanted, named, file.rows, verify=verify)
-
-
-def read_batches(
-    store: LocalStore, entry: Entry, table: Table, columns: Sequence[str]
-) -> Iterator[pa.RecordBatch]:
-    """Read columns of one capture in bounded pieces, for a scan.
-
-    A capture that takes no more than 64 MiB is read and its digests are verified as in
-    `read_columns`; a larger one comes a row group at a time, without.
-
-    Raises:
-        SchemaError: A name is not declared.
-        DatasetError: The file is not what the entry says.
-    """
-    wanted = _declared(table, columns)
-    file = entry.file(table.name)
-    there = [column for column in wanted if file is not None and column.name in file.columns]
-    if file is None or not there or decoded_bytes(file, there) <= WHOLE_LIMIT_BYTES:
-        yield from read_columns(store, entry, table, columns).to_batches()
-        return
-    with OpenFile(store, file, table, [column.name for column in there]) as opened:
-        start = -file.first_row  # of the row group, among the rows of the capture
-        for group in opened.row_groups:
-            found = opened.read([group])
-            first, last = max(-start, 0), min(file.rows - start, found.num_rows)
-            named = _named(found.slice(first, last - first))
-            yield from _finished(
-                file, entry, wanted, named, last - first, start=start + first
-            ).to_batches()
-            start += found.num_rows
-
-
-def decoded_bytes(file: DataFile, columns: Iterable[Column]) -> int:
-    """What columns of a capture take in memory, as its entry counts their values."""
-    return sum(file.columns[column.name].values * _width(column.type) for column in columns)
-
-
-@cache
-def _width(column_type: pa.DataType) -> int:
-    if pa.types.is_list(column_type):
-        return _width(column_type.value_type)
-    if pa.types.is_struct(column_type):
-        return sum(_width(field.type) for field in column_type)
-    text = pa.types.is_string(column_type)
-    return _TEXT_GUESS_BYTES if text else -(-column_type.bit_width // 8)
+    named = by_name(found.slice(file.first_row, file.rows))
+    return finished_columns(file, entry, wanted, named, file.rows, verify=verify)
 
 
 def _schema(columns: Sequence[Column]) -> pa.Schema:
     return pa.schema([column.field for column in columns])
 
 
-def _named(found: pa.Table) -> dict[str, pa.ChunkedArray]:
+def by_name(found: pa.Table) -> dict[str, pa.ChunkedArray]:
+    """The columns of a table."""
     return {name: found.column(index) for index, name in enumerate(found.column_names)}
 
 
-def _declared(table: Table, names: Sequence[str]) -> list[Column]:
+def declared_columns(table: Table, names: Sequence[str]) -> list[Column]:
+    """The declarations of columns.
+
+    Raises:
+        SchemaError: A name is not declared.
+    """
     unknown = [name for name in names if name not in table]
     if unknown:
         raise SchemaError(
@@ -136,7 +95,7 @@ def _declared(table: Table, names: Sequence[str]) -> list[Column]:
     return [table[name] for name in names]
 
 
-def _finished(
+def finished_columns(
     file: DataFile,
     entry: Entry,
     wanted: Sequence[Column],
@@ -146,6 +105,20 @@ def _finished(
     start: int = 0,
     verify: bool = False,
 ) -> pa.Table:
+    """Wanted columns out of those that were read, each checked.
+
+    Args:
+        file: Where they were read.
+        entry: The capture.
+        wanted: The columns.
+        found: What was read.
+        rows: How many rows.
+        start: Row of the capture that the first one is.
+        verify: Whether the digests are verified; then it has to be the whole capture.
+
+    Raises:
+        DatasetError: They are not what the entry says.
+    """
     arrays = []
     for column in wanted:
         values = found.get(column.name)
@@ -157,9 +130,10 @@ def _finished(
         values = checked(file, column, values)
         digest = None
         if column.name in _KEYS:
-            expected = key_values(entry.key, column.name, len(values), start)
-            check_key(file, entry, column.name, values, expected)
-            digest = _key_digest(entry.key, column, rows) if verify else None
+            expected, digest = _key_column(column.name, column.type, entry.key, start, rows)
+            if not values.equals(expected):
+                found_key = f"column {column.name} is not that of its entry, {entry.key}"
+                raise broken(file, f"{found_key}, in every row", column.name)
         if verify:
             check_digest(file, column.name, values, digest)
         arrays.append(values)
@@ -233,30 +207,22 @@ def check_digest(
         )
 
 
-def check_key(
-    file: DataFile, entry: Entry, name: str, values: pa.ChunkedArray, expected: pa.Array
-) -> None:
-    """Hold a key column against the key under which the capture was committed.
-
-    Raises:
-        DatasetError: A row says it belongs to another capture.
-    """
-    if not values.equals(pa.chunked_array([expected.cast(values.type)])):
-        found = f"column {name} is not that of its entry, {entry.key}, in every row"
-        raise broken(file, found, name)
+def _key_column(
+    name: str, column_type: pa.DataType, key: CaptureKey, start: int, rows: int
+) -> tuple[pa.ChunkedArray, str]:
+    """A key column as the manifest has it, and its digest."""
+    value = start if name == "row" else getattr(key, name)
+    return _kept_key_column(name, str(column_type), value, rows)
 
 
-def _key_digest(key: CaptureKey, column: Column, rows: int) -> str:
-    value = None if column.name == "row" else getattr(key, column.name)
-    return _constant_digest(column.name, column.type, value, rows)
-
-
-@lru_cache(maxsize=4096)
-def _constant_digest(name: str, column_type: pa.DataType, value: Any, rows: int) -> str:
-    """The digest of a key column, which captures of one rank share."""
+@lru_cache(maxsize=1024)
+def _kept_key_column(name: str, type_name: str, value: Any, rows: int) -> tuple[Any, str]:
+    """What captures of one shape share: most key columns of the next capture are the same."""
     if name == "row":
-        return column_digest(pa.array(range(rows), column_type))
-    return column_digest(pa.repeat(pa.scalar(value, column_type), rows))
+        values = pa.array(range(value, value + rows), type_name)
+    else:
+        values = pa.repeat(pa.scalar(value, type_name), rows)
+    return pa.chunked_array([values]), column_digest(values)
 
 
 def key_values(key: CaptureKey, name: str, rows: int, start: int = 0) -> pa.Array:

@@ -14,7 +14,7 @@ from trajreplay.query.predicates import Matches
 from trajreplay.query.reading import read_columns
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError, QueryError
-from trajreplay.schema.store import LocalStore
+from trajreplay.schema.store import Store
 from trajreplay.schema.tables import SAMPLE_TABLES
 
 Mask = Any  # a pa.BooleanArray with one value a row, or None for all rows
@@ -84,7 +84,7 @@ class RowFinder:
     """
 
     def __init__(
-        self, store: LocalStore, named: Named, ranks: tuple[int, ...], matches: Matches | None
+        self, store: Store, named: Named, ranks: tuple[int, ...], matches: Matches | None
     ) -> None:
         self._store = store
         self._named = named.kinds

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import pyarrow as pa
@@ -13,13 +14,14 @@ from trajreplay.query.capture_sets import CaptureSet, read_capture_set
 from trajreplay.query.catalog import Catalog, Cohort
 from trajreplay.query.closure import source_rollouts
 from trajreplay.query.lineage import Lineage, lineages
+from trajreplay.query.scanning import ahead
 from trajreplay.query.validate_files import check_file, duplicate_samples
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.entry_codec import decode_all
 from trajreplay.schema.errors import DatasetError, SchemaError, TrajReplayError
 from trajreplay.schema.identity import DATA, CaptureKey
 from trajreplay.schema.layout import DATA_ROOT, TEMPORARY, attempt_path, entry_path
-from trajreplay.schema.store import LocalStore
+from trajreplay.schema.store import Store
 
 Severity = Literal["error", "warning", "info"]
 FINDINGS = pa.schema(
@@ -78,15 +80,15 @@ class ValidationReport:
 
     def raised(self, check: str, path: str | None, error: TrajReplayError) -> None:
         """Add an error for one that was raised."""
-        self.add("error", check, error.facts.get("path") or path, error.message)
+        self.findings.append(_of_error(check, path, error))
 
 
 def validate(
-    store: LocalStore, *, progress: Callable[[int, int], None] | None = None
+    store: Store, *, progress: Callable[[int, int], None] | None = None
 ) -> ValidationReport:
     """Check every file of a lake; nothing is recomputed.
 
-    One capture is in memory at a time, of a large one a column.
+    A few captures are in memory at a time, of a large one a column.
 
     Args:
         store: The lake.
@@ -97,21 +99,80 @@ def validate(
     for problem in catalog.problems:
         report.raised("manifest", None, problem)
     shown = _lineages(catalog, report)
+    cohorts = sorted(catalog.by_cohort, key=lambda cohort: cohort.order)
+    events = [key for key in catalog.keys if key.kind == "events"]
+    order = [*(key for cohort in cohorts for key in catalog.by_cohort[cohort]), *events]
+    looked = ahead(partial(_look, catalog), order)
     named: set[str] = set()
     done = 0
-    for cohort, keys in sorted(catalog.by_cohort.items(), key=lambda item: item[0].order):
-        _check_cohort(catalog, cohort, shown.get(cohort.run_id), report, named)
+    for cohort in cohorts:
+        keys = catalog.by_cohort[cohort]
+        found = [_noted(next(looked), report, named) for _ in keys]
+        _check_cohort(catalog, cohort, found, shown.get(cohort.run_id), report)
         done += len(keys)
         if progress is not None:
             progress(done, len(catalog.keys))
-    for key in (key for key in catalog.keys if key.kind == "events"):
-        entry = _entry(catalog, key, report)
-        if entry is not None:
-            _check_capture(store, entry, report, named)
+    for one in looked:
+        _noted(one, report, named)
     report.captures = len(catalog.keys)
     if not catalog.problems:
         _check_strays(store, report, named)
     return report
+
+
+@dataclass(frozen=True)
+class _Looked:
+    """One capture that was looked at: its entry if it can be read, and the ids of its samples."""
+
+    entry: Entry | None
+    ids: pa.Table | None
+    findings: tuple[ValidationFinding, ...]
+
+
+def _look(catalog: Catalog, key: CaptureKey) -> _Looked:
+    """Check one capture alone."""
+    path = entry_path(key)
+    found: list[ValidationFinding] = []
+    try:
+        entry = catalog.entry(key)
+        decode_all(entry)
+    except DatasetError as error:
+        return _Looked(None, None, (_of_error("integrity", path, error),))
+    try:
+        _ = entry.settings
+    except SchemaError as error:
+        found.append(ValidationFinding("warning", "settings", path, error.message))
+    if (entry.status == "complete") != (key.part == DATA):
+        message = f"is {entry.status}, and its part is {key.part}"
+        found.append(ValidationFinding("error", "manifest", path, message))
+    ids = None
+    for file in entry.files:
+        try:
+            problems, samples = check_file(catalog.store, entry, file)
+        except TrajReplayError as error:
+            found.append(_of_error("integrity", file.path, error))
+            continue
+        found += [
+            ValidationFinding("error", check, file.path, f"{file.path}: {problem}")
+            for check, problem in problems
+        ]
+        if "sample_id" in samples.column_names and ids is None:
+            ids = samples
+    return _Looked(entry, ids, tuple(found))
+
+
+def _of_error(check: str, path: str | None, error: TrajReplayError) -> ValidationFinding:
+    return ValidationFinding("error", check, error.facts.get("path") or path, error.message)
+
+
+def _noted(one: _Looked, report: ValidationReport, named: set[str]) -> _Looked:
+    """Take what was found into the report."""
+    report.findings += one.findings
+    for file in one.entry.files if one.entry else ():
+        named.add(file.path)
+        report.files += 1
+        report.bytes += file.bytes
+    return one
 
 
 def _lineages(catalog: Catalog, report: ValidationReport) -> dict[str, Lineage]:
@@ -132,18 +193,11 @@ def _lineages(catalog: Catalog, report: ValidationReport) -> dict[str, Lineage]:
 def _check_cohort(
     catalog: Catalog,
     cohort: Cohort,
+    looked: list[_Looked],
     lineage: Lineage | None,
     report: ValidationReport,
-    named: set[str],
 ) -> None:
-    ids: list[tuple[Entry, pa.Table]] = []
-    damaged = 0
-    for key in catalog.by_cohort[cohort]:
-        entry = _entry(catalog, key, report)
-        if entry is None:
-            damaged += 1
-        elif (found := _check_capture(catalog.store, entry, report, named)) is not None:
-            ids.append((entry, found))
+    damaged = sum(one.entry is None for one in looked)
     try:
         captures = read_capture_set(
             catalog, cohort, (lineage.overlaps if lineage else {}).get(cohort, ())
@@ -157,7 +211,8 @@ def _check_cohort(
             report.add("info", "completeness", None, f"superseded {cohort}: {problem}")
         else:
             report.add("error", "completeness", None, f"{cohort}: {problem}")
-    for problem in duplicate_samples((entry, table) for entry, table in ids if entry.owner):
+    owners = [(one.entry, one.ids) for one in looked if one.entry and one.entry.owner]
+    for problem in duplicate_samples((entry, ids) for entry, ids in owners if ids is not None):
         report.add("error", "identity", None, f"{cohort}: {problem}")
     for difference in captures.copy_differences:
         report.add("error", "copies", None, f"{cohort}: {difference}")
@@ -176,45 +231,7 @@ def _check_sources(catalog: Catalog, captures: CaptureSet, report: ValidationRep
             )
 
 
-def _entry(catalog: Catalog, key: CaptureKey, report: ValidationReport) -> Entry | None:
-    path = entry_path(key)
-    try:
-        entry = catalog.entry(key)
-        decode_all(entry)
-    except DatasetError as error:
-        report.raised("integrity", path, error)
-        return None
-    try:
-        _ = entry.settings
-    except SchemaError as error:
-        report.add("warning", "settings", path, error.message)
-    if (entry.status == "complete") != (key.part == DATA):
-        report.add("error", "manifest", path, f"is {entry.status}, and its part is {key.part}")
-    return entry
-
-
-def _check_capture(
-    store: LocalStore, entry: Entry, report: ValidationReport, named: set[str]
-) -> pa.Table | None:
-    """Check the files of a capture; returns the ids of its samples."""
-    ids = None
-    for file in entry.files:
-        named.add(file.path)
-        report.files += 1
-        report.bytes += file.bytes
-        try:
-            problems, found = check_file(store, entry, file)
-        except TrajReplayError as error:
-            report.raised("integrity", file.path, error)
-            continue
-        for check, problem in problems:
-            report.add("error", check, file.path, f"{file.path}: {problem}")
-        if "sample_id" in found.column_names and ids is None:
-            ids = found
-    return ids
-
-
-def _check_strays(store: LocalStore, report: ValidationReport, named: set[str]) -> None:
+def _check_strays(store: Store, report: ValidationReport, named: set[str]) -> None:
     try:
         for one in store.list(DATA_ROOT):
             if one.path not in named:
@@ -233,5 +250,5 @@ def _check_strays(store: LocalStore, report: ValidationReport, named: set[str]) 
         )
 
 
-def _unfinished(store: LocalStore) -> Iterator[int]:
+def _unfinished(store: Store) -> Iterator[int]:
     return (one.size_bytes for one in store.list(TEMPORARY))

@@ -9,12 +9,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trajreplay.query.datafile import OpenFile
-from trajreplay.query.reading import WHOLE_LIMIT_BYTES, decoded_bytes, read_opened
+from trajreplay.query.reading import read_opened
+from trajreplay.query.scanning import WHOLE_LIMIT_BYTES, decoded_bytes
 from trajreplay.schema.columns import Column, Table
 from trajreplay.schema.entry import DataFile, Entry
 from trajreplay.schema.errors import DatasetError, SchemaError
 from trajreplay.schema.policy import TEXT_FIELDS, Redaction
-from trajreplay.schema.store import LocalStore
+from trajreplay.schema.store import Store
 from trajreplay.schema.tables import TABLES, length_column
 
 _LENGTHS = ("response_length", "total_length")
@@ -24,7 +25,7 @@ _IDS = ("sample_id", "source_attempt", "source_rollout_id")
 Problem = tuple[str, str]  # what was checked, and what was found and expected
 
 
-def check_file(store: LocalStore, entry: Entry, file: DataFile) -> tuple[list[Problem], pa.Table]:
+def check_file(store: Store, entry: Entry, file: DataFile) -> tuple[list[Problem], pa.Table]:
     """Read every column of a data file and say what is wrong with it.
 
     A capture of more than 64 MiB is read a column at a time.

@@ -12,50 +12,68 @@ from trajreplay.schema.canonical import MAX_BYTES, dump_signed, load_signed
 from trajreplay.schema.digest import ALGORITHM
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.layout import LAKE_FILE
-from trajreplay.schema.store import LocalStore
+from trajreplay.schema.localstore import LocalStore
+from trajreplay.schema.store import Store
 from trajreplay.schema.tables import FORMAT_VERSION
 
 
-def create_lake(path: str | os.PathLike[str], *, exist_ok: bool = False) -> LocalStore:
-    """Make a folder a lake, and the folder where it is missing.
+def create_lake(path: str | os.PathLike[str], *, exist_ok: bool = False) -> Store:
+    """Make a folder or a prefix of a bucket a lake, and the folder where it is missing.
 
     Args:
-        path: The folder.
+        path: The folder, or an address such as `s3://bucket/prefix`.
         exist_ok: Open what is already a lake instead of refusing it.
 
     Raises:
-        DatasetError: It is a lake already, or no folder can be made there.
+        DatasetError: It is a lake already, or no lake can be made there.
     """
+    name = os.fspath(path)
     try:
-        Path(path).mkdir(parents=True, exist_ok=True)
+        if not _is_address(name):
+            Path(name).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DatasetError(
-            f"{os.fspath(path)}: cannot make this folder: {error.strerror}",
+            f"{name}: cannot make this folder: {error.strerror}",
             hint="Choose a folder that can be written.",
-            path=os.fspath(path),
+            path=name,
         ) from error
-    store = LocalStore(path)
     tree = {"format": FORMAT_VERSION, "digest": ALGORITHM, "lake_id": str(uuid.uuid4())}
-    if not store.publish_if_absent(LAKE_FILE, dump_signed(tree)) and not exist_ok:
+    if not _store_at(name).publish_if_absent(LAKE_FILE, dump_signed(tree)) and not exist_ok:
         raise DatasetError(
-            f"{os.fspath(path)} is a lake already",
+            f"{name} is a lake already",
             hint="Open it, or create the new one in another folder.",
-            path=os.fspath(path),
+            path=name,
         )
     return open_lake(path)
 
 
-def open_lake(path: str | os.PathLike[str]) -> LocalStore:
+def _is_address(name: str) -> bool:
+    return "://" in name
+
+
+def _store_at(name: str) -> Store:
+    if not _is_address(name):
+        return LocalStore(name)
+    from trajreplay.schema.objectstore import ObjectStore
+
+    return ObjectStore(name)
+
+
+def open_lake(path: str | os.PathLike[str]) -> Store:
     """Open a lake.
 
+    Args:
+        path: The folder, or an address such as `s3://bucket/prefix`.
+
     Raises:
-        DatasetError: The folder is missing or no lake, its file is damaged, or the lake has a
-            newer format or another digest algorithm.
+        DatasetError: There is no lake, its file is damaged, or the lake has a newer format or
+            another digest algorithm.
     """
     name = os.fspath(path)
-    store = LocalStore(path)
-    if not store.root.is_dir() or not store.exists(LAKE_FILE):
-        found = "a folder without lake.json" if store.root.is_dir() else "no folder"
+    store = _store_at(name)
+    is_there = store.folder is None or store.folder.is_dir()
+    if not is_there or not store.exists(LAKE_FILE):
+        found = "nothing named lake.json there" if is_there else "no folder"
         raise DatasetError(
             f"{name} is not a lake: {found}",
             hint=f"To make it one: trajreplay init {name}",

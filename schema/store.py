@@ -1,19 +1,13 @@
-"""Files of a lake: read, list, publish if absent. Only regular files inside it are opened."""
+"""What a lake needs of the place that it lies in: read, list, and publish if absent."""
 
 from __future__ import annotations
 
-import errno
-import os
-import stat
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from trajreplay.schema.errors import DatasetError
-from trajreplay.schema.layout import TEMPORARY
-from trajreplay.schema.publish import publish, remove_if_there, sync_folder, write_synced
 
 
 class Listed(NamedTuple):
@@ -24,192 +18,59 @@ class Listed(NamedTuple):
     changed_s: float
 
 
-class LocalStore:
-    """A lake in a folder. The root is resolved once; no link below it is ever followed."""
+class Store(Protocol):
+    """A folder or a prefix of a bucket; paths are relative to it, with `/` between components.
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root = Path(root).resolve()
-        self._real_folders: set[str] = set()
+    Every method refuses a path that leaves the lake, and raises `DatasetError` for what cannot be
+    read.
+    """
 
-    def __str__(self) -> str:
-        return str(self.root)
-
-    def absolute(self, path: str) -> str:
-        """The checked absolute path of a file or folder of the lake.
-
-        Raises:
-            DatasetError: The path leaves the lake, or a component of it is a link.
-        """
-        parts = path.split("/")
-        if path.startswith("/") or any(part in ("", ".", "..") or "\0" in part for part in parts):
-            raise DatasetError(
-                f"{path!r} leaves the lake {self.root}, expected a plain relative path",
-                hint="The lake was edited by hand or comes from someone else: do not trust it.",
-                path=path,
-            )
-        for depth in range(1, len(parts)):
-            folder = "/".join(parts[:depth])
-            if folder not in self._real_folders:
-                self._check_folder(folder)
-        return f"{self.root}/{path}"
-
-    def _check_folder(self, folder: str) -> None:
-        try:
-            mode = os.lstat(f"{self.root}/{folder}").st_mode
-        except OSError:
-            return  # a missing folder shows when the file is opened
-        if not stat.S_ISDIR(mode):
-            raise DatasetError(
-                f"{folder} in {self.root} is a {_kind(mode)}, expected a folder",
-                hint="Replace it by the folder itself: links are not followed.",
-                path=folder,
-            )
-        self._real_folders.add(folder)
+    @property
+    def folder(self) -> Path | None:
+        """The folder that it is, if it is one."""
 
     def open(self, path: str) -> int:
-        """Open a regular file for reading and return its descriptor.
-
-        Raises:
-            DatasetError: It is missing, a link, or no regular file.
-        """
-        absolute = self.absolute(path)
-        try:
-            descriptor = os.open(
-                absolute, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            )
-        except OSError as error:
-            raise self._unreadable(path, error) from error
-        mode = os.fstat(descriptor).st_mode
-        if not stat.S_ISREG(mode):
-            os.close(descriptor)
-            raise DatasetError(
-                f"{path} in {self.root} is a {_kind(mode)}, expected a regular file", path=path
-            )
-        return descriptor
-
-    def _unreadable(self, path: str, error: OSError) -> DatasetError:
-        found = {errno.ENOENT: "is missing", errno.ELOOP: "is a link, expected a regular file"}
-        reason = found.get(error.errno or 0, f"cannot be read: {error.strerror}")
-        return DatasetError(
-            f"{path} in {self.root} {reason}",
-            hint="Restore it from a copy of the lake; what else is affected: trajreplay validate",
-            path=path,
-        )
+        """Open a file for reading and return a descriptor, which the caller closes."""
 
     def read(self, path: str, limit_bytes: int) -> bytes:
-        """The bytes of a file.
-
-        Raises:
-            DatasetError: It cannot be opened, or is larger than `limit_bytes`.
-        """
-        descriptor = self.open(path)
-        with os.fdopen(descriptor, "rb") as file:
-            size = os.fstat(descriptor).st_size
-            if size > limit_bytes:
-                raise DatasetError(
-                    f"{path} in {self.root} has {size} bytes, expected at most {limit_bytes}",
-                    path=path,
-                )
-            return file.read(limit_bytes + 1)
+        """The bytes of a file that has no more than `limit_bytes`."""
 
     def exists(self, path: str) -> bool:
         """Whether something of that name is there."""
-        return os.path.lexists(self.absolute(path))
 
     def list(self, prefix: str) -> Iterator[Listed]:
-        """Every regular file below a folder, in no particular order.
-
-        Raises:
-            DatasetError: Something below it is a link or a special file.
-        """
-        self.absolute(prefix)
-        try:
-            with os.scandir(self.absolute(prefix + "/x").removesuffix("/x")) as found:
-                children = list(found)
-        except FileNotFoundError:
-            return
-        for child in children:
-            path = f"{prefix}/{child.name}"
-            if child.is_dir(follow_symlinks=False):
-                yield from self.list(path)
-            elif child.is_file(follow_symlinks=False):
-                try:
-                    status = child.stat(follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-                yield Listed(path, status.st_size, status.st_mtime)
-            else:
-                raise DatasetError(
-                    f"{path} in {self.root} is a link or special file, expected regular files only",
-                    path=path,
-                )
+        """Every file below a folder, in no particular order."""
 
     def temporary(self) -> str:
-        """A path for an unfinished file, on the file system of the lake."""
-        self._make_folders(TEMPORARY)
-        return self.absolute(f"{TEMPORARY}/{uuid.uuid4()}")
+        """An absolute path for an unfinished file."""
 
     def place(self, temporary: str, path: str) -> None:
-        """Move a finished, synced file to its final name and make the name durable."""
-        target = self.absolute(path)
-        self._make_folders(os.path.dirname(path))
-        os.rename(temporary, target)
-        sync_folder(os.path.dirname(target))
+        """Give a finished, synced file its final name."""
 
     def publish_if_absent(self, path: str, data: bytes) -> bool:
-        """Create a file with this content, whole and durable, unless the name is taken.
+        """Create a file with this content, whole and durable, unless the name is taken."""
 
-        Returns:
-            Whether this call created it.
-        """
-        target = self.absolute(path)
-        self._make_folders(os.path.dirname(path))
-        temporary = self.temporary()
-        try:
-            write_synced(temporary, data)
-            return publish(temporary, target)
-        finally:
-            remove_if_there(temporary)
-
-    def _make_folders(self, folder: str) -> None:
-        absolute = self.root / folder
-        if absolute.is_dir():
-            return
-        missing = [absolute]
-        while not missing[-1].parent.is_dir():
-            missing.append(missing[-1].parent)
-        for one in reversed(missing):
-            one.mkdir(exist_ok=True)
-            sync_folder(str(one.parent))
+    def remove(self, path: str) -> None:
+        """Remove a file that no entry names; one that is gone already is no error."""
 
     def sweep(self, older_than_s: float) -> int:
-        """Remove unfinished files that no writer has touched for so long; returns how many.
-
-        Ages are told by the clock of the file system, which may differ from this machine's.
-        """
-        probe = self.temporary()
-        write_synced(probe, b"")
-        now = os.stat(probe).st_mtime
-        os.unlink(probe)
-        removed = 0
-        for one in self.list(TEMPORARY):
-            if now - one.changed_s > older_than_s:
-                remove_if_there(self.absolute(one.path))
-                removed += 1
-        return removed
+        """Remove unfinished files that no writer has touched for so long; returns how many."""
 
 
-def _kind(mode: int) -> str:
-    names = {
-        stat.S_IFLNK: "link",
-        stat.S_IFDIR: "folder",
-        stat.S_IFIFO: "pipe",
-        stat.S_IFSOCK: "socket",
-        stat.S_IFCHR: "device",
-        stat.S_IFBLK: "device",
-        stat.S_IFREG: "regular file",
-    }
-    return names.get(stat.S_IFMT(mode), "special file")
+def check_relative(path: str, where: object) -> str:
+    """Return a path that stays inside the lake.
+
+    Raises:
+        DatasetError: It does not, or is not plain.
+    """
+    parts = path.split("/")
+    if any(part in ("", ".", "..") or "\0" in part for part in parts):
+        raise DatasetError(
+            f"{path!r} leaves the lake {where}, expected a plain relative path",
+            hint="The lake was edited by hand or comes from someone else: do not trust it.",
+            path=path,
+        )
+    return path
 
 
 def now_us() -> int:

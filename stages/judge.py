@@ -12,7 +12,7 @@ from trajreplay.query.capture_sets import CaptureSets
 from trajreplay.query.catalog import Cohort
 from trajreplay.schema.contracts import STAGE_NAMES
 from trajreplay.schema.errors import TrajReplayError
-from trajreplay.schema.store import LocalStore
+from trajreplay.schema.store import Store
 from trajreplay.stages.advantages import replay_advantage_estimate, replay_advantage_kl
 from trajreplay.stages.block import Block, LoadedCohort
 from trajreplay.stages.loading import Task, load_cohort
@@ -38,7 +38,7 @@ DEFAULT_MEMORY_BYTES = 2 << 30
 
 
 def replay_tasks(
-    store: LocalStore,
+    store: Store,
     sets: CaptureSets,
     tasks: Iterable[Task],
     *,

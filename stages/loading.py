@@ -16,7 +16,7 @@ from trajreplay.schema.columns import Table
 from trajreplay.schema.contracts import STAGE_NAMES, V1_STAGES, StageContract
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError, SchemaError, TrajReplayError
-from trajreplay.schema.store import LocalStore
+from trajreplay.schema.store import Store
 from trajreplay.schema.tables import SAMPLE_TABLES
 from trajreplay.stages.block import LoadedCohort
 from trajreplay.stages.capability import Ability, ability
@@ -77,7 +77,7 @@ class Task:
 
 
 def load_cohort(
-    store: LocalStore,
+    store: Store,
     task: Task,
     sources: Sources,
     *,
@@ -120,7 +120,7 @@ def load_cohort(
 
 
 def _load(
-    store: LocalStore,
+    store: Store,
     task: Task,
     sources: Sources,
     report: CohortReport,
@@ -171,7 +171,7 @@ def _load(
 
 
 def _read_rows(
-    store: LocalStore,
+    store: Store,
     owners: list[Entry],
     table: Table,
     columns: list[str],

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from urllib.parse import unquote
 
 from trajreplay.schema.attempt import AttemptRecord, dump_attempt, load_attempt
 from trajreplay.schema.canonical import MAX_BYTES
 from trajreplay.schema.errors import CaptureError, SchemaError
 from trajreplay.schema.identity import ResumePoint, check_count
-from trajreplay.schema.layout import ATTEMPTS, attempt_path
-from trajreplay.schema.store import LocalStore, now_us
+from trajreplay.schema.layout import ATTEMPTS, attempt_path, run_of_attempt
+from trajreplay.schema.store import Store, now_us
 
 _SCHEDULERS = {"slurm": "SLURM_JOB_ID", "lsf": "LSB_JOBID", "pbs": "PBS_JOBID"}
 
 
 def reserve_attempt(
-    store: LocalStore, run_id: str, attempt: int, resumed_from: ResumePoint | None
+    store: Store, run_id: str, attempt: int, resumed_from: ResumePoint | None
 ) -> AttemptRecord:
     """Record an attempt, or join it if another rank has.
 
@@ -62,12 +61,9 @@ def _check_resume(attempt: int, resumed_from: ResumePoint | None) -> None:
         )
 
 
-def _refuse_twin(store: LocalStore, run_id: str) -> None:
+def _refuse_twin(store: Store, run_id: str) -> None:
     """Two ids that differ only in case would be one folder on some file systems."""
-    folder = f"{store.root}/{ATTEMPTS}"
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    for name in names:
-        other = unquote(name.removeprefix("run_id="))
+    for other in {run_of_attempt(one.path)[0] for one in store.list(ATTEMPTS)}:
         if other != run_id and _folded(other) == _folded(run_id):
             raise CaptureError(
                 f"run_id {run_id!r} equals run {other!r} of this lake but for its case",

@@ -24,7 +24,7 @@ from trajreplay.schema.policy import Redaction, Tolerance
 from trajreplay.schema.recompute import RecomputeConfig
 from trajreplay.schema.records import SampleRecord
 from trajreplay.schema.settings import Settings
-from trajreplay.schema.store import LocalStore
+from trajreplay.schema.store import Store
 from trajreplay.schema.tables import SAMPLE_TABLES
 from trajreplay.writer.attempts import reserve_attempt
 from trajreplay.writer.commit import commit_entry, commit_samples, sweep_once
@@ -48,7 +48,7 @@ class CaptureBuilder:
 
     def __init__(
         self,
-        store: LocalStore,
+        store: Store,
         *,
         run_id: str,
         rollout_id: int,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -15,7 +14,7 @@ from trajreplay.schema.entry_codec import dump_entry, load_entry, same_content
 from trajreplay.schema.errors import CaptureError
 from trajreplay.schema.layout import data_path, entry_path
 from trajreplay.schema.publish import remove_if_there
-from trajreplay.schema.store import LocalStore, now_us
+from trajreplay.schema.store import Store, now_us
 from trajreplay.writer.encode import ListColumn
 from trajreplay.writer.parquet import build_table, seal_columns, write_table
 
@@ -24,7 +23,7 @@ _swept: set[str] = set()
 
 
 def commit_samples(
-    store: LocalStore,
+    store: Store,
     entry: Entry,
     table: Table,
     columns: Mapping[str, pa.Array | ListColumn],
@@ -69,11 +68,11 @@ def commit_samples(
         remove_if_there(temporary)
     committed = commit_entry(store, replace(entry, files=(replace(draft, bytes=size),)))
     if committed.files[0].path != draft.path:  # another writer was first, with the same content
-        _discard(store, draft)
+        store.remove(draft.path)
     return committed
 
 
-def commit_entry(store: LocalStore, entry: Entry) -> Entry:
+def commit_entry(store: Store, entry: Entry) -> Entry:
     """Publish an entry whose files, if any, are in place.
 
     Returns:
@@ -92,7 +91,7 @@ def commit_entry(store: LocalStore, entry: Entry) -> Entry:
         existing = _existing(store, entry)
     except CaptureError:
         for file in entry.files:
-            _discard(store, file)
+            store.remove(file.path)
         raise
     if existing is None:
         raise CaptureError(
@@ -103,14 +102,14 @@ def commit_entry(store: LocalStore, entry: Entry) -> Entry:
     return existing
 
 
-def sweep_once(store: LocalStore) -> None:
+def sweep_once(store: Store) -> None:
     """Remove what crashed writers left unfinished a day ago, once per process and lake."""
-    if str(store.root) not in _swept:
-        _swept.add(str(store.root))
+    if str(store) not in _swept:
+        _swept.add(str(store))
         store.sweep(SWEEP_AFTER_S)
 
 
-def _existing(store: LocalStore, entry: Entry) -> Entry | None:
+def _existing(store: Store, entry: Entry) -> Entry | None:
     """The entry that holds this key, if any, and only if it is a commit of the same content."""
     path = entry_path(entry.key)
     if not store.exists(path):
@@ -158,7 +157,3 @@ def _refuse_large(entry: Entry, size: int) -> None:
             f"capture of {entry.key}: its entry takes {size} bytes, expected at most {MAX_BYTES}",
             hint="Record fewer scalars per sample or micro-batch, or split the capture.",
         )
-
-
-def _discard(store: LocalStore, file: DataFile) -> None:
-    remove_if_there(os.fspath(store.absolute(file.path)))

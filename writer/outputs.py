@@ -102,7 +102,8 @@ def _of_field(value: PerField, name: str) -> float | None:
 
 def _number(where: str, value: Any) -> float:
     try:
-        return float(value)
+        # A loss that still has its graph is read without it, as every integration would have to.
+        return float(value.detach() if hasattr(value, "detach") else value)
     except (TypeError, ValueError) as error:
         raise CaptureError(f"{where} is {value!r}, expected a number") from error
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         StageContract,
         Tolerance,
     )
-    from trajreplay.schema.store import LocalStore
+    from trajreplay.schema.store import Store
     from trajreplay.stages import Report
     from trajreplay.writer import CaptureBuilder
 
@@ -32,7 +32,7 @@ class Lake:
     that a trainer that captures loads no duckdb.
     """
 
-    def __init__(self, store: LocalStore) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
 
     def __repr__(self) -> str:

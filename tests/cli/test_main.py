@@ -69,7 +69,7 @@ def test_not_a_lake_is_refused_with_what_to_do(tmp_path: Path) -> None:
     assert outcome.code == 3
     assert outcome.out == ""
     assert outcome.err == (
-        f"Error: {tmp_path} is not a lake: a folder without lake.json\n"
+        f"Error: {tmp_path} is not a lake: nothing named lake.json there\n"
         "\n"
         f"To make it one: trajreplay init {tmp_path}\n"
     )
@@ -100,10 +100,10 @@ def test_the_nearest_lake_upward_is_the_default(
     run("init", tmp_path / "lake")
     inside.mkdir(parents=True)
     monkeypatch.chdir(inside)
-    assert find_lake(None) == tmp_path / "lake"
+    assert find_lake(None) == str(tmp_path / "lake")
     monkeypatch.chdir(tmp_path)
-    assert find_lake(None) == Path("lake")
-    assert find_lake("given") == Path("given")
+    assert find_lake(None) == "lake"
+    assert find_lake("s3://bucket/prefix") == "s3://bucket/prefix"
     assert LAKE_FILE == layout.LAKE_FILE
 
 

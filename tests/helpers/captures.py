@@ -12,7 +12,7 @@ from trajreplay.schema.canonical import MAX_BYTES
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.entry_codec import decode_all, load_entry
 from trajreplay.schema.layout import DATA_ROOT, ENTRIES
-from trajreplay.schema.store import LocalStore
+from trajreplay.schema.localstore import LocalStore
 from trajreplay.schema.tables import TABLES
 from trajreplay.writer import CaptureBuilder
 from trajreplay.writer.parquet import seal_columns

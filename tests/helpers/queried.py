@@ -12,7 +12,7 @@ from tests.helpers.captures import record, sample
 from trajreplay import Lake
 from trajreplay.query import Catalog, Cohort
 from trajreplay.schema import Entry
-from trajreplay.schema.store import LocalStore
+from trajreplay.schema.localstore import LocalStore
 
 RANKS = (0, 1)
 

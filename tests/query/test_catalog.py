@@ -9,7 +9,7 @@ from tests.helpers.queried import catalog_of, write_rollout, write_step
 from trajreplay import DatasetError, Lake, QueryError
 from trajreplay.query import Catalog
 from trajreplay.schema.layout import ENTRIES, attempt_path
-from trajreplay.schema.store import LocalStore
+from trajreplay.schema.localstore import LocalStore
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from trajreplay.query import (
     short_groups,
     source_rollouts,
 )
-from trajreplay.schema.store import LocalStore
+from trajreplay.schema.localstore import LocalStore
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ from tests.helpers.mutate import change_entry, data_file, read_entry
 from tests.helpers.queried import write_capture
 from trajreplay import DatasetError, Lake, SchemaError
 from trajreplay.query import read_columns
-from trajreplay.query.reading import read_batches
+from trajreplay.query.scanning import read_batches
 from trajreplay.schema import CaptureKey, Entry
 from trajreplay.schema.digest import column_digest
 from trajreplay.schema.entry import ColumnSeal, DataFile
-from trajreplay.schema.store import LocalStore
+from trajreplay.schema.localstore import LocalStore
 from trajreplay.schema.tables import ROLLOUTS, STEPS
 
 KEY = CaptureKey("r", 0, "rollout", 0, None, 0)
@@ -350,7 +350,7 @@ def test_a_large_capture_comes_a_row_group_at_a_time(
     whole = [
         list(read_batches(store, entry, STEPS, ["sample_id", "log_probs"])) for entry in entries
     ]
-    monkeypatch.setattr("trajreplay.query.reading.WHOLE_LIMIT_BYTES", 0)
+    monkeypatch.setattr("trajreplay.query.scanning.WHOLE_LIMIT_BYTES", 0)
     for entry, expected in zip(entries, whole, strict=True):
         pieces = list(read_batches(store, entry, STEPS, ["sample_id", "log_probs"]))
         assert len(pieces) == 2

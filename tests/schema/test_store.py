@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from trajreplay.schema.errors import DatasetError
+from trajreplay.schema.localstore import LocalStore
 from trajreplay.schema.publish import write_synced
-from trajreplay.schema.store import LocalStore
 
 
 @pytest.fixture

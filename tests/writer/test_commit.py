@@ -11,8 +11,8 @@ from tests.helpers.captures import data_files, entries_of, record, sample, start
 from trajreplay import CaptureError, DatasetError, Lake
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.layout import entry_path
+from trajreplay.schema.localstore import LocalStore
 from trajreplay.schema.recompute import RecomputeConfig
-from trajreplay.schema.store import LocalStore
 from trajreplay.writer import commit
 from trajreplay.writer.parquet import write_table
 
@@ -162,7 +162,7 @@ def test_a_failure_at_any_step_leaves_no_entry_and_the_next_try_succeeds(
             broken.setattr(LocalStore, "place", fail)
         else:
             start(lake).__enter__()  # reserves the attempt, which publishes as well
-            broken.setattr("trajreplay.schema.store.publish", fail)
+            broken.setattr("trajreplay.schema.localstore.publish", fail)
         with pytest.raises(OSError, match="disk full"):
             capture(lake)
     assert not entries_of(lake)

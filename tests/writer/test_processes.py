@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.captures import data_files, verify
 from tests.helpers.writers import capture
 from trajreplay import Lake
-from trajreplay.schema.store import LocalStore
+from trajreplay.schema.localstore import LocalStore
 
 ROOT = Path(__file__).parents[2]
 KILLS, RANKS, STEPS = 50, 64, 2
