@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from trajreplay.cli.main import VERBS, main
-from trajreplay.cli.schema import column_rows, stage_rows
+from trajreplay.cli.schema import column_rows, stage_rows, tables
 from trajreplay.cli.verb import EXIT_CODES, Verb
 
 _BLOCK = re.compile(
@@ -74,11 +74,9 @@ def exits() -> str:
 
 def columns() -> str:
     """The columns of each table; a table that extends an earlier one lists what it adds."""
-    from trajreplay.schema import TABLES
-
     parts: list[str] = []
     described: dict[str, set[tuple[str, ...]]] = {}
-    for name, one in TABLES.items():
+    for name, one in tables().items():
         rows = [
             (
                 f"`{row['column']}`",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from trajreplay.cli.options import Session, quiet_options
@@ -20,7 +18,8 @@ from trajreplay.cli.verb import Verb
     "path",
     required=False,
     metavar="[PATH]",
-    help="Folder to make a lake. Default: --lake, else TRAJREPLAY_LAKE, else ./lake.",
+    help="Folder to make a lake, or an address such as s3://bucket/prefix. Default: --lake, else "
+    "TRAJREPLAY_LAKE, else ./lake.",
 )
 @click.option("--lake", "named", metavar="PATH", help="The same as PATH.")
 @quiet_options
@@ -34,7 +33,7 @@ def init(
     if path and named and path != named:
         raise click.UsageError(f"PATH is {path!r} and --lake is {named!r}: give one of the two.")
     session = ctx.find_object(Session)
-    target = Path(path or named or (session and session.lake) or "lake")
+    target = path or named or (session and session.lake) or "lake"
     Lake.create(target)
     if not quiet:
-        click.echo(f"A lake is ready in {printable(str(target))}", err=True)
+        click.echo(f"A lake is ready in {printable(target)}", err=True)

@@ -15,8 +15,8 @@ from trajreplay.cli.output import FORMATS, Output
 
 LAKE_FILE = "lake.json"
 LAKE_HELP = (
-    "Folder of the lake. Before or after the verb. Default: TRAJREPLAY_LAKE, else the nearest "
-    "folder upward that is a lake, else ./lake."
+    "Folder of the lake, or its address such as s3://bucket/prefix; before or after the verb. "
+    "Default: TRAJREPLAY_LAKE, else the nearest folder upward that is a lake, else ./lake."
 )
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
@@ -36,18 +36,19 @@ class Session:
     verbose: bool = False
 
 
-def find_lake(named: str | None) -> Path:
-    """The folder of the lake: the one named, else the nearest one upward, else ./lake."""
+def find_lake(named: str | None) -> str:
+    """Where the lake is: the path or address named, else the nearest one upward, else ./lake."""
     if named:
-        return Path(named)
+        return named
     here = Path.cwd()
-    return next((one for one in (here, *here.parents) if (one / LAKE_FILE).is_file()), Path("lake"))
+    upward = (one for one in (here, *here.parents) if (one / LAKE_FILE).is_file())
+    return str(next(upward, "lake"))
 
 
 def lake_option(command: Command) -> Command:
     """Add `--lake`; the command gets the resolved path as `lake_path`."""
 
-    def resolve(ctx: click.Context, _: click.Parameter, value: str | None) -> Path:
+    def resolve(ctx: click.Context, _: click.Parameter, value: str | None) -> str:
         session = ctx.find_object(Session)
         return find_lake(value or (session.lake if session else None))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     help="Show a row for each rollout and each step. Default: a row for each attempt.",
 )
 @output_options
-def info(lake_path: Path, output: Output, run: str | None, cohorts: bool) -> None:
+def info(lake_path: str, output: Output, run: str | None, cohorts: bool) -> None:
     """Show what a lake holds, a row for each attempt.
 
     Runs and attempts with their rollouts, steps, ranks, samples, tokens and bytes; how many of the
@@ -125,7 +124,7 @@ _COUNTS = (
 )
 @output_options
 def inspect(
-    lake_path: Path,
+    lake_path: str,
     output: Output,
     run: str | None,
     attempt: int | None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
@@ -90,7 +89,7 @@ def _several(flag: str, name: str, kind: Any, metavar: str, what: str) -> Callab
 )
 @output_options
 def replay(
-    lake_path: Path,
+    lake_path: str,
     output: Output,
     everything: bool,
     run: str | None,

@@ -13,7 +13,7 @@ from trajreplay.cli.verb import Verb
 if TYPE_CHECKING:
     import pyarrow as pa
 
-VIEW = "samples"
+    from trajreplay.schema import Table
 
 
 @click.command(
@@ -30,9 +30,7 @@ def schema(table: str | None, stages: bool, output: Output) -> None:
     """List the columns of the tables, or the stages."""
     import pyarrow as pa
 
-    from trajreplay.schema import TABLES
-
-    names = (*TABLES, VIEW)
+    names = list(tables())
     if table is not None and table not in names:
         raise click.BadParameter(
             f"unknown table {table!r}, expected one of {', '.join(names)}", param_hint="'TABLE'"
@@ -45,12 +43,16 @@ def schema(table: str | None, stages: bool, output: Output) -> None:
     output.rows(pa.Table.from_pylist(rows), cell_width=None)
 
 
-def column_rows(table: str | None = None) -> list[dict[str, Any]]:
-    """The declared columns, of one table or of all."""
+def tables() -> dict[str, Table]:
+    """Every table that SQL shows, by name."""
+    from trajreplay.query import SAMPLES
     from trajreplay.schema import TABLES
 
-    if table == VIEW:
-        return _view_rows()
+    return TABLES | {SAMPLES.name: SAMPLES}
+
+
+def column_rows(table: str | None = None) -> list[dict[str, Any]]:
+    """The declared columns, of one table or of all."""
     return [
         {
             "table": one.name,
@@ -61,27 +63,10 @@ def column_rows(table: str | None = None) -> list[dict[str, Any]]:
             "nullable": column.nullable,
             "doc": column.doc,
         }
-        for one in TABLES.values()
+        for one in tables().values()
         if table in (None, one.name)
         for column in one.columns
     ]
-
-
-def _view_rows() -> list[dict[str, Any]]:
-    """The columns of the view: those of steps, null where no step consumed the sample, and two."""
-    rows = [row | {"table": VIEW, "nullable": True} for row in column_rows("steps")]
-    where = next(index for index, row in enumerate(rows) if row["column"] == "sample_id")
-    rows[where:where] = [
-        row
-        | {"table": VIEW, "column": f"source_{row['column']}", "role": "identity", "doc": doc}
-        | {"nullable": True}
-        for row, doc in zip(
-            [row for row in column_rows("rollouts") if row["column"] in ("rank", "row")],
-            ("Rank that captured the sample's rollout.", "Its row in that capture."),
-            strict=True,
-        )
-    ]
-    return rows
 
 
 def stage_rows() -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import IO
 
 import click
@@ -52,7 +51,7 @@ from trajreplay.cli.verb import Verb
 )
 @output_options
 def sql(
-    lake_path: Path,
+    lake_path: str,
     output: Output,
     statement: str | None,
     file: IO[bytes] | None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -35,7 +34,7 @@ _COLORS = {"error": "red", "warning": "yellow", "info": "cyan"}
     help="Show every finding. Default: the first ten of a kind.",
 )
 @output_options
-def validate(lake_path: Path, output: Output, everything: bool) -> None:
+def validate(lake_path: str, output: Output, everything: bool) -> None:
     """Check that a lake is whole, without arithmetic.
 
     Format, integrity (digests, counts, types), safety (links, paths), completeness of each rollout

@@ -19,7 +19,8 @@ from tests.helpers.documents import (
 )
 from trajreplay.cli.docs import GENERATORS, regenerated, verb
 from trajreplay.cli.main import VERBS, main
-from trajreplay.schema import STAGES, TABLES
+from trajreplay.cli.schema import tables
+from trajreplay.schema import STAGES
 
 FOLDERS = ("schema", "writer", "query", "stages", "capture", "cli")
 
@@ -124,10 +125,10 @@ def test_no_verb_or_option_is_missing() -> None:
 
 def test_no_table_column_or_stage_is_missing() -> None:
     text = read("README.md")
-    missing = [name for name in TABLES if f"### `{name}`" not in text]
+    missing = [name for name in tables() if f"### `{name}`" not in text]
     missing += [
         f"{table.name}.{column.name}"
-        for table in TABLES.values()
+        for table in tables().values()
         for column in table.columns
         if f"| `{column.name}` |" not in text
     ]
