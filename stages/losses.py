@@ -239,7 +239,7 @@ def _judge_coverage(block: Block, index: int, cohort: LoadedCohort) -> None:
     stated = [one for one in found if one.output.scope is not None and one.output.reduction]
     comparable = [one for one in stated if one.complete and one.output.field in needed]
     if not cohort.whole:
-        if not comparable:
+        if not result.compared and result.verdict != "diverged":
             result.verdict, result.isolated, result.chained = "skipped", None, None
             result.message = "needs the whole cohort; --closure cohort asks for it"
         return
@@ -247,12 +247,13 @@ def _judge_coverage(block: Block, index: int, cohort: LoadedCohort) -> None:
     if not missing or result.verdict == "diverged":
         return
     result.verdict = "unverified"
-    unstated = sorted({one.output.field for one in found} & set(missing))
+    unclear = {one.output.field for one in found} - {one.output.field for one in stated}
+    unstated = sorted(unclear & set(missing))
     absent = ", ".join(name for name in missing if name not in unstated)
     result.message = "; ".join(
         text
         for text in (
-            f"not recorded: {absent}" if absent else "",
+            f"not recorded for every sample: {absent}" if absent else "",
             f"recorded without scope and reduction: {', '.join(unstated)}" if unstated else "",
         )
         if text
@@ -260,8 +261,13 @@ def _judge_coverage(block: Block, index: int, cohort: LoadedCohort) -> None:
 
 
 def _covered(name: str, stated: list[Recorded], cohort: LoadedCohort) -> bool:
+    """Whether the scopes of a scalar hold every sample of the cohort."""
     mine = [one for one in stated if one.output.field == name]
     if any(one.output.scope == "global" for one in mine):
         return True
-    ranks = {one.entry.key.rank for one in mine}
-    return all(rank in ranks for rank, rows in cohort.rows.items() if rows)
+    places = {(one.entry.key.rank, one.output.scope, one.output.micro_batch_id) for one in mine}
+    return all(
+        {(rank, "rank", None), (rank, "sample", None), (rank, "micro_batch", batch)} & places
+        for (rank, batch), rows in cohort.micro_batches.items()
+        if rows
+    )

@@ -45,7 +45,8 @@ def recorded_outputs(block: Block, index: int, stage: str) -> Iterator[Recorded]
                 continue
             covered, complete = mine, len(mine) == cohort.rows[entry.key.rank]
             if output.scope == "global":
-                covered, complete = np.arange(count), cohort.whole
+                covered = np.arange(count)
+                complete = cohort.whole and not cohort.report.partial
             elif output.scope == "rank":
                 complete = cohort.whole
             elif output.scope == "micro_batch":
