@@ -11,7 +11,7 @@ import torch
 
 from trajreplay.query.capture_sets import CaptureSet
 from trajreplay.query.closure import short_groups
-from trajreplay.schema.contracts import STAGE_OF_COLUMN
+from trajreplay.schema.contracts import STAGE_NAMES, STAGE_OF_COLUMN
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError, listed
 from trajreplay.schema.tables import SAMPLE_TABLES
@@ -128,12 +128,53 @@ def check_missing(table: pa.Table, abilities: dict[str, Ability], report: Cohort
                 del abilities[stage]
 
 
-def check_groups(table: pa.Table, run_id: str, sources: Sources) -> None:
+def check_groups(
+    table: pa.Table,
+    abilities: dict[str, Ability],
+    report: CohortReport,
+    sources: Sources,
+    expected: int | None,
+) -> None:
     """Refuse groups that are known to have members that were not captured here.
+
+    An incomplete capture set that is replayed as far as it goes may hold parts of groups, which
+    say nothing of the whole ones: the stage is skipped unless each is known to be whole.
 
     Raises:
         DatasetError: Some are, by their `group_size` or by the rollout that generated them.
     """
+    if "group_id" not in abilities.get("reward.post_process", Ability("unsupported")).reads:
+        return
+    problems = _short_groups(table, report.run_id, sources)
+    if report.partial and not problems:
+        problems = _cut_groups(table, expected)
+    if problems and report.partial:
+        message = f"not all members of its groups are here: {listed(problems)}"
+        report.stages.append(StageResult("reward.post_process", "skipped", message=message))
+        del abilities["reward.post_process"]
+    elif problems:
+        raise DatasetError(
+            "reward.post_process normalises over whole groups, and not all members are here: "
+            f"{listed(problems)}; capture whole groups, or declare the stage at rollout level"
+        )
+
+
+def _cut_groups(table: pa.Table, expected: int | None) -> list[str]:
+    """Groups that ranks which are not there may have members of."""
+    sizes = table["group_size"].to_pylist() if "group_size" in table.column_names else []
+    if sizes and None not in sizes:
+        return []
+    if expected is None:
+        return ["nothing says how many they have"]
+    captured = Counter(table["group_id"].to_pylist())
+    return [
+        f"group {name!r}: {count} of {expected} members were captured"
+        for name, count in captured.items()
+        if count < expected
+    ]
+
+
+def _short_groups(table: pa.Table, run_id: str, sources: Sources) -> list[str]:
     coordinates = [
         name for name in ("source_attempt", "source_rollout_id") if name in table.column_names
     ]
@@ -152,11 +193,7 @@ def check_groups(table: pa.Table, run_id: str, sources: Sources) -> None:
             for name, count in Counter(from_here).items()
             if there[name] > count
         ]
-    if problems:
-        raise DatasetError(
-            "reward.post_process normalises over whole groups, and not all members are here: "
-            f"{listed(problems)}; capture whole groups, or declare the stage at rollout level"
-        )
+    return problems
 
 
 def held_dtypes(owners: list[Entry], table: pa.Table, report: CohortReport) -> dict[str, str]:
@@ -195,11 +232,10 @@ def _holds(column: pa.ChunkedArray, dtype: torch.dtype) -> bool:
 
 
 def note_copies(captures: CaptureSet, report: CohortReport) -> None:
-    """Report parallel copies that are not what their owner captured."""
+    """Report parallel copies that are not what their owner captured, at the earliest stage."""
     for one in captures.copy_differences:
-        stage = next(
-            (STAGE_OF_COLUMN[name] for name in one.columns if name in STAGE_OF_COLUMN), "sample"
-        )
+        stages = {STAGE_OF_COLUMN.get(name, "sample") for name in one.columns}
+        stage = min(stages, key=STAGE_NAMES.index)
         report.findings.append(Finding("copy", "error", str(one), stage=stage))
 
 

@@ -152,8 +152,8 @@ def _load(
     merged = fill_from_sources(merged, reads, report.run_id, sources)
     check_lengths(merged)
     check_missing(merged, abilities, report)
-    if "reward.post_process" in abilities:
-        check_groups(merged, report.run_id, sources)
+    expected = lead.settings.reward.n_samples_per_prompt
+    check_groups(merged, abilities, report, sources, expected)
     cohort = LoadedCohort(
         report=report,
         settings=lead.settings,
