@@ -144,11 +144,13 @@ def methods(dotted: str) -> str:
 
 def _first_sentence(value: object) -> str:
     if not callable(value):
-        return f"The value {value!r}."
+        text: str = getattr(value, "doc", "") or f"The value {value!r}."
+        return text if len(text) <= _LONGEST_VALUE else f"A constant {type(value).__name__}."
     paragraph = inspect.cleandoc(value.__doc__ or "").partition("\n\n")[0]
     return " ".join(paragraph.split())
 
 
+_LONGEST_VALUE = 100
 GENERATORS: dict[str, Callable[..., str]] = {
     "verbs": verbs,
     "options": options,
