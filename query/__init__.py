@@ -10,6 +10,7 @@ from trajreplay.query.closure import (
     short_groups,
     source_rollouts,
 )
+from trajreplay.query.findings import ValidationFinding, ValidationReport
 from trajreplay.query.info import Inspection, info, inspect
 from trajreplay.query.lineage import Lineage, lineages
 from trajreplay.query.predicates import matching_rows
@@ -18,7 +19,7 @@ from trajreplay.query.row_masks import SelectedSet
 from trajreplay.query.samples import SAMPLES
 from trajreplay.query.selection import Selected, Selection, select
 from trajreplay.query.sql import SqlQuery, SqlResult, run_sql
-from trajreplay.query.validate import ValidationFinding, ValidationReport, validate
+from trajreplay.query.validate import validate
 
 __all__ = [
     "SAMPLES",

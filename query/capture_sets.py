@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from trajreplay.query.catalog import Catalog, Cohort
+from trajreplay.query.completeness import completeness
 from trajreplay.query.lineage import Lineage
 from trajreplay.schema.digest import null_digest
 from trajreplay.schema.entry import DataFile, Entry
-from trajreplay.schema.errors import DatasetError
-from trajreplay.schema.identity import DATA, CaptureKey
 from trajreplay.schema.tables import SAMPLE_TABLES
 
 _KEPT_SETS = 1 << 12
@@ -162,104 +161,8 @@ def read_capture_set(catalog: Catalog, cohort: Cohort, overlap: tuple[int, ...] 
         cohort: Its coordinates.
         overlap: Attempts that hold the same coordinates without one continuing the other.
     """
-    problems: list[str] = []
-    if overlap:
-        attempts = ", ".join(map(str, overlap))
-        problems.append(
-            f"attempts {attempts} all hold rollout {cohort.rollout_id}"
-            f"{'' if cohort.step_id is None else f' step {cohort.step_id}'} and none is recorded "
-            "as resumed from another; choose one: --attempt N"
-        )
-    entries: list[Entry] = []
-    damaged: set[int] = set()
-    keys = catalog.by_cohort[cohort]
-    for key in keys:
-        try:
-            entry = catalog.entry(key)
-        except DatasetError as error:
-            problems.append(_one_line(error))
-            damaged.add(key.rank)
-            continue
-        if key.part == DATA:
-            entries.append(entry)
-    expected = _expected(entries, problems)
-    gaps = _missing(keys, expected, {entry.key.rank for entry in entries} | damaged)
-    extra = [entry.key.rank for entry in entries if expected and entry.key.rank not in expected]
-    if extra:
-        problems.append(
-            f"rank {_listed(extra)} is not among the expected ranks {_listed(expected)}: "
-            "two jobs wrote under one run and attempt, or expected_ranks was wrong"
-        )
-    problems += _resume_problems(catalog, cohort, entries)
-    problems += _copy_problems(entries)
-    if not gaps and not damaged:
-        gaps += _cohort_gaps(entries, problems)
-    return CaptureSet(cohort, tuple(entries), expected, tuple(gaps), tuple(problems))
-
-
-def _expected(entries: list[Entry], problems: list[str]) -> tuple[int, ...]:
-    first = entries[0] if entries else None
-    other = next((one for one in entries if one.expected_ranks != entries[0].expected_ranks), None)
-    if first is not None and other is not None:
-        problems.append(
-            f"rank {first.key.rank} expects the ranks {_listed(first.expected_ranks)}, rank "
-            f"{other.key.rank} expects {_listed(other.expected_ranks)}: the ranks of a capture "
-            "set must agree; capture it again with the same expected_ranks everywhere"
-        )
-    return tuple(sorted({rank for entry in entries for rank in entry.expected_ranks}))
-
-
-def _missing(keys: tuple[CaptureKey, ...], expected: tuple[int, ...], there: set[int]) -> list[str]:
-    dropped = {key.rank for key in keys if key.part != DATA} - there
-    missing = set(expected) - there - dropped
-    gaps = []
-    if missing:
-        gaps.append(
-            f"no capture of rank {_listed(sorted(missing))}, expected ranks {_listed(expected)}: "
-            "capture again, or look at the rest with --allow-partial"
-        )
-    if dropped:
-        gaps.append(
-            f"rank {_listed(sorted(dropped))} dropped its capture: "
-            "capture again, or look at the rest with --allow-partial"
-        )
-    return gaps
-
-
-def _resume_problems(catalog: Catalog, cohort: Cohort, entries: list[Entry]) -> list[str]:
-    recorded = catalog.resumed_from(cohort.run_id, cohort.attempt)
-    return [
-        f"{entry.key} says it was resumed from {entry.resumed_from}, its attempt says {recorded}: "
-        "two jobs wrote under one attempt"
-        for entry in entries
-        if entry.resumed_from != recorded
-    ]
-
-
-def _copy_problems(entries: list[Entry]) -> list[str]:
-    if all(entry.owner for entry in entries):
-        return []
-    shards = {entry.parallel.shard for entry in entries if entry.owner}
-    return [
-        f"rank {entry.key.rank} is a parallel copy and no rank of the set owns its samples"
-        for entry in entries
-        if not entry.owner and entry.parallel.shard not in shards
-    ]
-
-
-def _cohort_gaps(entries: list[Entry], problems: list[str]) -> list[str]:
-    sizes = {entry.cohort_size for entry in entries} - {None}
-    rows = sum(entry.rows for entry in entries if entry.owner)
-    if len(sizes) > 1:
-        problems.append(f"the ranks disagree on cohort_size: {_listed(sorted(map(str, sizes)))}")
-        return []
-    size = sizes.pop() if sizes else None
-    if size is not None and size < rows:
-        problems.append(f"cohort_size is {size} and {rows} samples were captured")
-    if size is None or size <= rows:
-        return []
-    missing = f"{rows} samples were captured, expected cohort_size {size}"
-    return [f"{missing}: capture all members, or look at the rest with --allow-partial"]
+    found = completeness(catalog, cohort, overlap)
+    return CaptureSet(cohort, found.entries, found.expected_ranks, found.gaps, found.problems)
 
 
 def _differing(copy: Entry, owner: Entry) -> tuple[str, ...]:
@@ -278,11 +181,3 @@ def _digest(file: DataFile | None, name: str, column_type: object) -> str:
         return null_digest(column_type, 0)
     seal = file.columns.get(name)
     return null_digest(column_type, file.rows) if seal is None else seal.digest
-
-
-def _one_line(error: DatasetError) -> str:
-    return f"{error.message}. {error.hint}".strip() if error.hint else error.message
-
-
-def _listed(items: object) -> str:
-    return ", ".join(map(str, items))  # type: ignore[call-overload]

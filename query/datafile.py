@@ -12,14 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trajreplay.schema.columns import Table
-from trajreplay.schema.digest import canonical_type
+from trajreplay.schema.digest import canonical_type, footer_digest
 from trajreplay.schema.entry import DataFile
 from trajreplay.schema.errors import DatasetError, SchemaError
 from trajreplay.schema.store import Store
 from trajreplay.schema.tables import TABLES
 
-FOOTER_LIMIT_BYTES = 16 << 20
-_MAGIC = b"PAR1"
 _TRUST_HINT = "Restore the file from a copy of the lake. What else is affected: trajreplay validate"
 _TEXT = pa.dictionary(pa.int32(), pa.string())
 
@@ -94,11 +92,16 @@ class OpenFile:
         size = os.fstat(self._content.fileno()).st_size
         if size != self.file.bytes:
             raise broken(self.file, f"has {size} bytes, expected {self.file.bytes}")
-        tail = os.pread(self._content.fileno(), 8, max(size - 8, 0))
-        footer_bytes = int.from_bytes(tail[:4], "little")
-        if tail[4:] != _MAGIC or footer_bytes > min(FOOTER_LIMIT_BYTES, size - 12):
+        found = footer_digest(self._content.fileno(), size)
+        if not found:
             raise broken(
                 self.file, "does not end in the footer of a Parquet file of at most 16 MiB"
+            )
+        if found != self.file.footer:
+            raise broken(
+                self.file,
+                f"ends in a footer with the digest {found}, expected {self.file.footer}: it is not "
+                "the one that was written",
             )
 
     def _open(self) -> pq.ParquetFile:

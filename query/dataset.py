@@ -14,12 +14,12 @@ from trajreplay.query.pruning import PushedFilter, rows_that_may_match
 from trajreplay.query.reading import key_values
 from trajreplay.query.samples import SAMPLES, SamplesTable
 from trajreplay.query.scanning import scan
-from trajreplay.query.visible import Visible
+from trajreplay.query.visible import Visible, consuming
 from trajreplay.schema.columns import Table
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.identity import KINDS, CaptureKey
-from trajreplay.schema.tables import TABLES
+from trajreplay.schema.tables import STEPS, TABLES
 
 _KINDS = {"rollouts": ("rollout",), "steps": ("step",)}
 _FROM_ENTRIES: dict[str, EntryRows] = {
@@ -107,7 +107,8 @@ class _Scan:
     def _entries(self) -> Iterable[Entry]:
         if self.table.name == "manifest":
             return map(self.visible.catalog.entry, self._keys())
-        return self.visible.entries(self._keys())
+        entries = self.visible.entries(self._keys())
+        return consuming(self.pushed, entries) if self.table is STEPS else entries
 
     def _filtered(self, batch: pa.Table) -> pa.Table:
         assert self.pushed is not None

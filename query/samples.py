@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +18,7 @@ import pyarrow.dataset as ds
 from trajreplay.query.catalog import Cohort, cohort_of
 from trajreplay.query.pruning import PushedFilter, rows_that_may_match
 from trajreplay.query.reading import key_values, read_columns
-from trajreplay.query.visible import Visible
+from trajreplay.query.visible import Visible, consuming
 from trajreplay.schema.columns import Column, Table
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.tables import ROLLOUTS, STEPS
@@ -36,7 +35,6 @@ _SHARED = tuple(
     column.name for column in STEPS.columns if column.name in ROLLOUTS and column.role != "key"
 )
 _KEPT = 32
-_ENTRIES_AT_ONCE = 256
 
 
 def _nullable(column: Column, name: str = "") -> Column:
@@ -119,7 +117,7 @@ class _SamplesScan:
         catalog = self.visible.catalog
         table = catalog.key_table.drop_columns(["kind", "part"])
         keys = [catalog.keys[index] for index in self._matching("step", table)]
-        for entry in self._consuming(self.visible.entries(keys)):
+        for entry in consuming(self.pushed, self.visible.entries(keys)):
             file = entry.file("steps")
             if file is None or not file.rows:
                 continue
@@ -131,26 +129,6 @@ class _SamplesScan:
             for name in ("run_id", *_OF_STEP):
                 found[name] = key_values(entry.key, name, file.rows)
             yield self._table(found, file.rows)
-
-    def _consuming(self, entries: Iterator[Entry]) -> Iterator[Entry]:
-        """Entries that may match as far as their sources tell."""
-        names = ("run_id", "source_attempt", "source_rollout_id")
-        if self.pushed is None or not set(names[1:]) & set(self.needed):
-            yield from entries
-            return
-        schema = pa.schema(
-            [pa.field("index", pa.int64()), *(SAMPLES[name].field for name in names)]
-        )
-        on_keys = self.pushed.on_keys(names)
-        while some := list(islice(entries, _ENTRIES_AT_ONCE)):
-            sources = [
-                dict(zip(schema.names, (index, entry.key.run_id, *source), strict=True))
-                for index, entry in enumerate(some)
-                for source in entry.sources
-            ]
-            known = rows_that_may_match(pa.Table.from_pylist(sources, schema), on_keys)
-            kept = set(known.column("index").to_pylist())
-            yield from (entry for index, entry in enumerate(some) if index in kept)
 
     def _looked_up(self, entry: Entry, found: dict[str, pa.Array]) -> dict[str, pa.Array]:
         """What the rollouts of a step's samples hold of them, in the order of the step."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import pyarrow as pa
 
 from trajreplay.query.capture_sets import CaptureSet, read_capture_set
 from trajreplay.query.catalog import Catalog, Cohort
 from trajreplay.query.closure import source_rollouts
+from trajreplay.query.findings import ValidationFinding, ValidationReport, finding_of
 from trajreplay.query.lineage import Lineage, lineages
 from trajreplay.query.scanning import ahead
 from trajreplay.query.validate_files import check_file, duplicate_samples
@@ -22,65 +21,6 @@ from trajreplay.schema.errors import DatasetError, SchemaError, TrajReplayError
 from trajreplay.schema.identity import DATA, CaptureKey
 from trajreplay.schema.layout import DATA_ROOT, TEMPORARY, attempt_path, entry_path
 from trajreplay.schema.store import Store
-
-Severity = Literal["error", "warning", "info"]
-FINDINGS = pa.schema(
-    [
-        pa.field("severity", pa.string(), nullable=False),
-        pa.field("check", pa.string(), nullable=False),
-        pa.field("path", pa.string()),
-        pa.field("message", pa.string(), nullable=False),
-    ]
-)
-
-
-@dataclass(frozen=True)
-class ValidationFinding:
-    """One thing worth saying about a lake.
-
-    Args:
-        severity: `error` for what a replay would refuse, `warning` for what it ignores, `info`.
-        check: integrity, completeness, closure, redaction, or what else was looked at.
-        path: The file concerned, relative to the lake.
-        message: What was found and what was expected.
-    """
-
-    severity: Severity
-    check: str
-    path: str | None
-    message: str
-
-
-@dataclass
-class ValidationReport:
-    """What a validation found, and how much it looked at."""
-
-    findings: list[ValidationFinding] = field(default_factory=list)
-    captures: int = 0
-    files: int = 0
-    bytes: int = 0
-
-    @property
-    def ok(self) -> bool:
-        """Whether there is no finding of severity error."""
-        return not any(one.severity == "error" for one in self.findings)
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Findings by severity."""
-        return dict(Counter(one.severity for one in self.findings))
-
-    def arrow(self) -> pa.Table:
-        """The findings as a table."""
-        return pa.Table.from_pylist([vars(one) for one in self.findings], schema=FINDINGS)
-
-    def add(self, severity: Severity, check: str, path: str | None, message: str) -> None:
-        """Add a finding."""
-        self.findings.append(ValidationFinding(severity, check, path, message))
-
-    def raised(self, check: str, path: str | None, error: TrajReplayError) -> None:
-        """Add an error for one that was raised."""
-        self.findings.append(_of_error(check, path, error))
 
 
 def validate(
@@ -137,7 +77,7 @@ def _look(catalog: Catalog, key: CaptureKey) -> _Looked:
         entry = catalog.entry(key)
         decode_all(entry)
     except DatasetError as error:
-        return _Looked(None, None, (_of_error("integrity", path, error),))
+        return _Looked(None, None, (finding_of("integrity", path, error),))
     try:
         _ = entry.settings
     except SchemaError as error:
@@ -150,7 +90,7 @@ def _look(catalog: Catalog, key: CaptureKey) -> _Looked:
         try:
             problems, samples = check_file(catalog.store, entry, file)
         except TrajReplayError as error:
-            found.append(_of_error("integrity", file.path, error))
+            found.append(finding_of("integrity", file.path, error))
             continue
         found += [
             ValidationFinding("error", check, file.path, f"{file.path}: {problem}")
@@ -159,10 +99,6 @@ def _look(catalog: Catalog, key: CaptureKey) -> _Looked:
         if "sample_id" in samples.column_names and ids is None:
             ids = samples
     return _Looked(entry, ids, tuple(found))
-
-
-def _of_error(check: str, path: str | None, error: TrajReplayError) -> ValidationFinding:
-    return ValidationFinding("error", check, error.facts.get("path") or path, error.message)
 
 
 def _noted(one: _Looked, report: ValidationReport, named: set[str]) -> _Looked:

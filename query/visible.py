@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
+
+import pyarrow as pa
 
 from trajreplay.query.capture_sets import CaptureSets
 from trajreplay.query.catalog import Catalog, Cohort, cohort_of
 from trajreplay.query.lineage import lineages
+from trajreplay.query.pruning import PushedFilter, rows_that_may_match
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.identity import DATA, CaptureKey
+from trajreplay.schema.tables import STEPS
+
+_ENTRIES_AT_ONCE = 256
+_SOURCES = pa.schema(
+    [
+        pa.field("index", pa.int64()),
+        *(STEPS[name].field for name in ("run_id", "source_attempt", "source_rollout_id")),
+    ]
+)
 
 
 class Visible:
@@ -91,6 +104,24 @@ class Visible:
             )
         notes += [f"left out: {error.message}" for error in self.damaged.values()]
         return tuple(notes)
+
+
+def consuming(pushed: PushedFilter | None, entries: Iterator[Entry]) -> Iterator[Entry]:
+    """Entries of steps that may match a filter, as far as the sources that they list tell."""
+    fields = frozenset() if pushed is None else pushed.fields()
+    if pushed is None or fields is None or not fields & set(_SOURCES.names[2:]):
+        yield from entries
+        return
+    on_keys = pushed.on_keys(_SOURCES.names[1:])
+    while some := list(islice(entries, _ENTRIES_AT_ONCE)):
+        sources = [
+            dict(zip(_SOURCES.names, (index, entry.key.run_id, *source), strict=True))
+            for index, entry in enumerate(some)
+            for source in entry.sources
+        ]
+        known = rows_that_may_match(pa.Table.from_pylist(sources, _SOURCES), on_keys)
+        kept = set(known.column("index").to_pylist())
+        yield from (entry for index, entry in enumerate(some) if index in kept)
 
 
 def _count(number: int, noun: str) -> str:

@@ -9,13 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.captures import record, sample
-from tests.helpers.mutate import change_entry, data_file, read_entry
+from tests.helpers.mutate import change_entry, data_file, read_entry, sign_file
 from tests.helpers.queried import write_capture
 from trajreplay import DatasetError, Lake, SchemaError
 from trajreplay.query import read_columns
 from trajreplay.query.scanning import read_batches
 from trajreplay.schema import CaptureKey, Entry
-from trajreplay.schema.digest import column_digest
+from trajreplay.schema.digest import column_digest, footer_digest
 from trajreplay.schema.entry import ColumnSeal, DataFile
 from trajreplay.schema.localstore import LocalStore
 from trajreplay.schema.tables import ROLLOUTS, STEPS
@@ -35,16 +35,11 @@ def read(lake: Lake, *columns: str, verify: bool = True) -> pa.Table:
 
 
 def rewrite(lake: Lake, change: Callable[[pa.Table], pa.Table], **options: Any) -> None:
-    """Rewrite the data file of KEY and tell its entry the new size; nothing else is signed anew."""
+    """Rewrite the data file of KEY; of its entry, size and footer are signed anew."""
     path = data_file(lake, KEY)
     table = change(pq.ParquetFile(path).read())
     pq.write_table(table, path, **{"store_schema": False, "write_statistics": False} | options)
-    resize(lake)
-
-
-def resize(lake: Lake) -> None:
-    size = data_file(lake, KEY).stat().st_size
-    change_entry(lake, KEY, lambda old: replace(old, files=(replace(old.files[0], bytes=size),)))
+    sign_file(lake, KEY)
 
 
 def with_column(name: str, values: pa.Array) -> Callable[[pa.Table], pa.Table]:
@@ -135,7 +130,7 @@ def test_a_truncated_file_is_refused(lake: Lake, cut: int) -> None:
     path.write_bytes(path.read_bytes()[:-cut] if cut < path.stat().st_size else b"")
     with pytest.raises(DatasetError, match=r"bytes, expected \d+"):
         read(lake, "reward")
-    resize(lake)
+    sign_file(lake, KEY)
     with pytest.raises(DatasetError, match="footer of a Parquet file"):
         read(lake, "reward")
 
@@ -145,7 +140,7 @@ def test_garbage_with_a_footer_that_claims_too_much_is_refused(lake: Lake) -> No
     for length in (0, 5, 2**31, 2**32 - 1):
         content = b"PAR1" + b"\xff" * 64 + length.to_bytes(4, "little") + b"PAR1"
         data_file(lake, KEY).write_bytes(content)
-        resize(lake)
+        sign_file(lake, KEY)
         with pytest.raises(DatasetError, match="footer"):
             read(lake, "reward")
 
@@ -324,8 +319,10 @@ def shared_file(tmp_path: Path) -> tuple[LocalStore, list[Entry], pa.Table]:
             name: ColumnSeal(column_digest(part[name]), _values(part[name]))
             for name in table.column_names
         }
-        size = (tmp_path / "f.parquet").stat().st_size
-        file = DataFile("steps", "f.parquet", size, group, groups, first, count, seals)
+        with (tmp_path / "f.parquet").open("rb") as data:
+            size = os.fstat(data.fileno()).st_size
+            footer = footer_digest(data.fileno(), size)
+        file = DataFile("steps", "f.parquet", size, footer, group, groups, first, count, seals)
         entries.append(Entry(CaptureKey("r", 0, "step", 0, 0, rank), (0, 1, 2), files=(file,)))
     return LocalStore(tmp_path), entries, table
 

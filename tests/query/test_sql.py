@@ -1,6 +1,5 @@
 import math
 import struct
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -8,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.captures import record, sample
-from tests.helpers.mutate import change_entry, data_file, entry_file
+from tests.helpers.mutate import data_file, entry_file, sign_file
 from tests.helpers.queried import (
     catalog_of,
     opened_files,
@@ -86,6 +85,9 @@ def test_a_query_of_one_rollout_opens_its_files_only(
         ("select sum(reward) from steps where rollout_id = 2 and reward is not null", 2),
         ("select sum(reward) from steps where rollout_id = 2 and sample_id in ('s-0', 's-9')", 2),
         ("select sum(reward) from steps where step_id > 0", 0),
+        ("select sum(reward) from steps where source_rollout_id = 2", 2),
+        ("select sum(reward) from steps where source_rollout_id = 2 and rank = 0", 1),
+        ("select sum(reward) from steps where source_rollout_id > 1 or reward < 0", 8),
         ("select sum(reward) from steps where run_id = 'other'", 0),
         ("select sum(reward) from rollouts where rollout_id = 3", 2),
         ("select count(*), max(rollout_id), min(row) from steps", 0),
@@ -193,10 +195,7 @@ def test_a_file_of_drifted_type_is_refused_rather_than_cast(own: Lake) -> None:
         table.column_names.index("reward"), "reward", pa.array([0, 1], pa.int64())
     )
     pq.write_table(drifted, path, store_schema=False)
-    size = path.stat().st_size
-    change_entry(
-        own, entry.key, lambda old: replace(old, files=(replace(old.files[0], bytes=size),))
-    )
+    sign_file(own, entry.key)
     with pytest.raises(DatasetError, match="column reward is of type int64, expected double"):
         own.sql("select sum(reward) from rollouts").arrow()
 
