@@ -7,6 +7,7 @@ chunks, dictionary encoding, list width, child names and hidden values under nul
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from typing import Any
 
@@ -21,6 +22,8 @@ _DOMAIN = b"trajreplay/column/1"
 _ALL_VALID = b"V"
 _SOME_NULL = b"N"
 _SMALL_BYTES = 4096
+_MAGIC = b"PAR1"
+FOOTER_LIMIT_BYTES = 16 << 20
 
 
 def column_digest(column: pa.Array | pa.ChunkedArray) -> str:
@@ -97,6 +100,26 @@ def null_digest(column_type: pa.DataType, rows: int) -> str:
 def bytes_digest(data: bytes) -> str:
     """BLAKE3 of plain bytes, 64 hexadecimal digits."""
     return blake3(data).hexdigest()
+
+
+def footer_digest(descriptor: int, size: int) -> str:
+    """The digest of the end of a Parquet file: its metadata, their length and the magic bytes.
+
+    A reader of Parquet trusts what it finds there, so that it is verified before.
+
+    Args:
+        descriptor: The open file.
+        size: Its size in bytes.
+
+    Returns:
+        64 hexadecimal digits; nothing if it is not the end of a Parquet file of at most 16 MiB of
+        metadata.
+    """
+    tail = os.pread(descriptor, 8, max(size - 8, 0))
+    length = int.from_bytes(tail[:4], "little") + 8
+    if tail[4:] != _MAGIC or length > min(FOOTER_LIMIT_BYTES, size - 12) + 8:
+        return ""
+    return bytes_digest(os.pread(descriptor, length, size - length))
 
 
 class _PartHasher:

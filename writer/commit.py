@@ -51,6 +51,7 @@ def commit_samples(
         table=table.name,
         path=data_path(entry.key, table.name),
         bytes=0,
+        footer="",
         first_row_group=0,
         row_groups=row_groups,
         first_row=0,
@@ -62,11 +63,12 @@ def commit_samples(
         return existing
     temporary = store.temporary()
     try:
-        size = write_table(temporary, table, data, row_groups)
+        size, footer = write_table(temporary, table, data, row_groups)
         store.place(temporary, draft.path)
     finally:
         remove_if_there(temporary)
-    committed = commit_entry(store, replace(entry, files=(replace(draft, bytes=size),)))
+    written = replace(draft, bytes=size, footer=footer)
+    committed = commit_entry(store, replace(entry, files=(written,)))
     if committed.files[0].path != draft.path:  # another writer was first, with the same content
         store.remove(draft.path)
     return committed

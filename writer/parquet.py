@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trajreplay.schema.columns import Column, Table
-from trajreplay.schema.digest import column_digest
+from trajreplay.schema.digest import column_digest, footer_digest
 from trajreplay.schema.entry import ColumnSeal
 from trajreplay.writer.encode import ListColumn
 from trajreplay.writer.flatten import Array
@@ -47,10 +47,12 @@ def build_table(
     return pa.Table.from_batches(batches, schema=_schema(present)), sizes
 
 
-def write_table(path: str, table: Table, data: pa.Table, row_groups: Sequence[int]) -> int:
-    """Write a table to a new file and make it durable; returns its size in bytes."""
+def write_table(
+    path: str, table: Table, data: pa.Table, row_groups: Sequence[int]
+) -> tuple[int, str]:
+    """Write a table to a new file and make it durable; returns its size and footer digest."""
     present = [column for column in table.columns if column.name in data.column_names]
-    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o644)
     with os.fdopen(descriptor, "wb") as file:
         with pq.ParquetWriter(
             file,
@@ -68,7 +70,8 @@ def write_table(path: str, table: Table, data: pa.Table, row_groups: Sequence[in
                 start += rows
         file.flush()
         os.fsync(file.fileno())
-        return os.fstat(file.fileno()).st_size
+        size = os.fstat(descriptor).st_size
+        return size, footer_digest(descriptor, size)
 
 
 def seal_columns(data: pa.Table, source_dtypes: Mapping[str, str]) -> dict[str, ColumnSeal]:

@@ -20,7 +20,15 @@ from trajreplay.schema.settings import Settings
 KEY = make_key("r1", 0, "step", 120, 3, 1)
 PATH = entry_path(KEY)
 FILE = DataFile(
-    "steps", "data/x.parquet", 9, 0, (2,), 0, 2, {"reward": ColumnSeal("ab", 2, 0, 1, "float32")}
+    "steps",
+    "data/x.parquet",
+    9,
+    "ef",
+    0,
+    (2,),
+    0,
+    2,
+    {"reward": ColumnSeal("ab", 2, 0, 1, "float32")},
 )
 ENTRY = Entry(
     KEY,
