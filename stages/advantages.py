@@ -9,6 +9,7 @@ from trajreplay.stages.block import Block
 from trajreplay.stages.capability import LOG_PROB_SOURCES
 from trajreplay.stages.compare import Compared, compare_elements
 from trajreplay.stages.kernels import approx_kl, approx_kl_error, grpo_advantages, half_ulp
+from trajreplay.stages.rewards import warn_of_batch_rewards
 
 
 def replay_advantage_kl(block: Block) -> None:
@@ -51,6 +52,8 @@ def replay_advantage_kl(block: Block) -> None:
 
 def replay_advantage_estimate(block: Block) -> None:
     """Give every response token the processed reward of its sample, and compare."""
+    if "reward.post_process" not in block.stages:
+        warn_of_batch_rewards(block)
     lengths = block.packed.lengths
     names = [one for one in ("advantages", "returns") if one in block.packed.table.column_names]
     isolated = grpo_advantages(block.packed.scalars("reward"), lengths)

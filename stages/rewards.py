@@ -19,6 +19,8 @@ from trajreplay.stages.outputs import echoed_looks
 from trajreplay.stages.report import Divergence, Finding
 
 _EXACT = Tolerance(0.0, 0.0)
+# A mean below this part of the largest reward is that of rounding errors.
+CENTRED = 1e-3
 
 
 def replay_reward_raw(block: Block) -> None:
@@ -71,6 +73,36 @@ def replay_reward_post_process(block: Block) -> None:
     if compared.disagree is not None:
         block.chained["reward"] = torch.where(compared.disagree, recomputed, recorded)
     block.record("reward.post_process", looks, outputs=("reward",), noun="samples")
+
+
+def warn_of_batch_rewards(block: Block) -> None:
+    """Say where rewards of groups look normalised over all of them.
+
+    For captures that give no raw rewards to recompute them from. Rewards that are centred in their
+    groups are centred over whole groups together, but not the other way round.
+    """
+    packed, settings = block.packed, block.settings.reward
+    if settings.grouping != "group" or settings.baseline != "mean":
+        return
+    if packed.table["group_id"].null_count:
+        return
+    rewards, groups = packed.scalars("reward"), packed.groups
+    means = torch.zeros(int(groups.max()) + 1, dtype=torch.float64)
+    means.scatter_reduce_(0, groups, rewards, "mean", include_self=False)
+    for cohort, (start, stop) in zip(block.cohorts, block.spans("reward"), strict=True):
+        mine = rewards[start:stop]
+        small = CENTRED * float(mine.abs().max())
+        off = (means[groups[start:stop]].abs() > small).sum()
+        if cohort.whole and bool(off) and abs(float(mine.mean())) <= small:
+            cohort.report.findings.append(
+                Finding(
+                    "reward.batch-mean",
+                    "warning",
+                    f"the rewards of {int(off)} samples do not centre in their groups, and all "
+                    "together do: they look normalised over the batch or over other groups",
+                    stage="reward.post_process",
+                )
+            )
 
 
 def _processed(block: Block, raw: Tensor) -> Tensor:
