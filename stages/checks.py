@@ -19,7 +19,7 @@ from trajreplay.stages.block import LoadedCohort
 from trajreplay.stages.capability import Ability
 from trajreplay.stages.packed import list_lengths, packed_values
 from trajreplay.stages.report import CohortReport, Finding, StageResult
-from trajreplay.stages.sources import Sources
+from trajreplay.stages.sources import Source, Sources
 
 _HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 SAMPLE_KEY = ("sample_id", "source_attempt", "source_rollout_id")
@@ -48,9 +48,11 @@ def check_unique(entry: Entry, rows: pa.Table, seen: set[tuple[object, ...]]) ->
     """
     names = [rows[name].to_pylist() for name in SAMPLE_KEY if name in rows.column_names]
     mine = [(*name, entry.parallel.shard) for name in zip(*names, strict=True)]
-    twice = [name for name, count in Counter(mine).items() if count > 1 or name in seen]
+    before = len(seen)
+    there = seen.copy() if before else seen
     seen.update(mine)
-    if twice:
+    if len(seen) != before + len(mine):
+        twice = [name for name, count in Counter(mine).items() if count > 1 or name in there]
         raise DatasetError(
             f"{entry.key}: {len(twice)} samples are there twice, first {twice[0][0]!r}; sample ids "
             "are unique within a rollout, and a parallel copy states its tensor rank"
@@ -65,13 +67,20 @@ def check_sources(entry: Entry, rows: pa.Table) -> None:
     """
     if "source_rollout_id" not in rows.column_names:
         return
-    names = ("source_attempt", "source_rollout_id")
-    found = set(zip(*(rows[name].to_pylist() for name in names), strict=True))
+    found = source_pairs(rows)
     if found != set(entry.sources):
         raise DatasetError(
             f"{entry.key}: its samples come from (attempt, rollout) {sorted(found)}, its entry "
             f"lists {sorted(entry.sources)}"
         )
+
+
+def source_pairs(rows: pa.Table) -> set[tuple[int, int]]:
+    """The (attempt, rollout) pairs that the rows of a step come from."""
+    pairs = np.stack([rows[name].to_numpy() for name in ("source_attempt", "source_rollout_id")], 1)
+    if len(pairs) and bool((pairs == pairs[0]).all()):
+        pairs = pairs[:1]
+    return set(map(tuple, pairs.tolist()))
 
 
 def check_lengths(table: pa.Table) -> None:
@@ -86,13 +95,12 @@ def check_lengths(table: pa.Table) -> None:
         f"response_length is {expected[row]}, expected 0 or more"
         for row in (expected < 0).nonzero()[0].tolist()
     ]
-    for name in table.column_names:
-        if not pa.types.is_list(table.schema.field(name).type) or name in (
-            "tokens",
-            "weight_versions",
-        ):
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if not pa.types.is_list(column.type) or name in ("tokens", "weight_versions"):
             continue
-        found = list_lengths(table[name])
+        found = list_lengths(column)
+        if np.array_equal(found, expected):
+            continue
         problems += [
             f"sample {table['sample_id'][row].as_py()!r} (rank {table['rank'][row].as_py()}): "
             f"{name} has {found[row]} values, expected response_length = {expected[row]}"
@@ -108,9 +116,13 @@ def check_missing(table: pa.Table, abilities: dict[str, Ability], report: Cohort
     Raises:
         DatasetError: An input of a stage that is declared recompute is missing.
     """
+    nulls_of = {
+        name: column.null_count
+        for name, column in zip(table.column_names, table.columns, strict=True)
+    }
     for stage, needs in list(abilities.items()):
         for name in needs.reads:
-            nulls = table[name].null_count if name in table.column_names else table.num_rows
+            nulls = nulls_of.get(name, table.num_rows)
             if nulls:
                 where = "of its samples" if nulls < table.num_rows else "samples"
                 raise DatasetError(
@@ -119,7 +131,7 @@ def check_missing(table: pa.Table, abilities: dict[str, Ability], report: Cohort
                 )
         columns = [name for name in needs.writes if name in SAMPLE_TABLES["step"]]
         for name in columns:
-            nulls = table[name].null_count if name in table.column_names else table.num_rows
+            nulls = nulls_of.get(name, table.num_rows)
             if nulls and stage in abilities:
                 message = (
                     f"recorded output {name} is missing for {nulls} of {table.num_rows} samples"
@@ -175,15 +187,17 @@ def _cut_groups(table: pa.Table, expected: int | None) -> list[str]:
 
 
 def _short_groups(table: pa.Table, run_id: str, sources: Sources) -> list[str]:
-    coordinates = [
-        name for name in ("source_attempt", "source_rollout_id") if name in table.column_names
-    ]
-    names = [table[name].to_pylist() for name in (*coordinates, "group_id")]
-    groups = list(zip(*names, strict=True))
+    coordinates = ("source_attempt", "source_rollout_id")
+    pairs = sorted(source_pairs(table)) if coordinates[0] in table.column_names else []
+    found = [(*pair, sources.find(run_id, *pair)) for pair in pairs]
+    there_are = [one for one in found if isinstance(one[2], Source)]
     sizes = table["group_size"].to_pylist() if "group_size" in table.column_names else []
+    if not sizes and not there_are:
+        return []
+    names = [table[name].to_pylist() for name in (*(coordinates if pairs else ()), "group_id")]
+    groups = list(zip(*names, strict=True))
     problems = [str(one) for one in short_groups(groups, sizes)] if sizes else []
-    for attempt, rollout_id in sorted({group[:2] for group in groups if len(group) == 3}):
-        source = sources.find(run_id, attempt, rollout_id)
+    for attempt, rollout_id, source in there_are:
         if isinstance(source, str) or "group_id" not in source.table.column_names:
             continue
         there = Counter(source.table["group_id"].to_pylist())

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from trajreplay.stages.block import LoadedCohort
+from trajreplay.stages.checks import source_pairs
 from trajreplay.stages.compare import EXAMPLES, Look
 from trajreplay.stages.packed import list_lengths, packed_values
 from trajreplay.stages.report import Divergence, Finding
@@ -56,7 +57,7 @@ def _match(cohort: LoadedCohort, sources: Sources, look: Look) -> Iterator[Match
     table, report = cohort.table, cohort.report
     attempts = table["source_attempt"].to_numpy()
     rollouts = table["source_rollout_id"].to_numpy()
-    for attempt, rollout_id in sorted(set(zip(attempts.tolist(), rollouts.tolist(), strict=True))):
+    for attempt, rollout_id in sorted(source_pairs(table)):
         source = sources.find(report.run_id, attempt, rollout_id)
         if isinstance(source, str):
             message = f"handoffs are not compared: {source}"

@@ -30,8 +30,8 @@ _STAGES: dict[str, Callable[[Block], None]] = {
     "loss.policy": replay_loss_policy,
 }
 # Tokens that are packed at once: what float64 work on them needs stays in the cache.
-BLOCK_TOKENS = 1 << 17
-BATCH_TOKENS = 1 << 22
+BLOCK_TOKENS = 1 << 18
+BATCH_TOKENS = 1 << 18
 # Samples in memory: eight columns of float32 as read, those of a block in float64, temporaries.
 BYTES_PER_TOKEN = 512
 DEFAULT_MEMORY_BYTES = 2 << 30

@@ -37,7 +37,6 @@ from trajreplay.stages.sources import TWINS, Source, Sources, fill_from_sources
 _ALWAYS = (
     "sample_id",
     "group_id",
-    "micro_batch_id",
     "response_length",
     "total_length",
     "loss_mask",
@@ -146,8 +145,9 @@ def _load(
     twins = TWINS if has_source else ()
     optional = [*_OPTIONAL, *twins] if "advantage.estimate" in abilities else twins
     sizes = ("group_size",) if "reward.post_process" in abilities else ()
-    wanted = dict.fromkeys([*names, *sorted(reads | writes), *optional, *sizes])
-    read = [name for name in wanted if name in _ALWAYS or name in names or name in held]
+    batches = ("micro_batch_id",) if _per_micro_batch(owners) else ()
+    wanted = dict.fromkeys([*names, *batches, *sorted(reads | writes), *optional, *sizes])
+    read = [name for name in wanted if name in (*names, *batches) or name in held]
     merged, totals, micro_batches = _read_rows(store, owners, table, read, task.rows)
     merged = fill_from_sources(merged, reads, report.run_id, sources)
     check_lengths(merged)
@@ -186,11 +186,18 @@ def _read_rows(
         totals[rank] = part.num_rows
         check_unique(entry, part, seen)
         check_sources(entry, part)
-        micro_batches.update((rank, one) for one in part["micro_batch_id"].to_pylist())
+        if "micro_batch_id" in columns:
+            micro_batches.update((rank, one) for one in part["micro_batch_id"].to_pylist())
+        elif part.num_rows:
+            micro_batches[rank, None] = part.num_rows
         part = part.append_column("rank", pa.array(np.full(part.num_rows, rank, np.int32)))
         part = part.append_column("row", pa.array(np.arange(part.num_rows, dtype=np.int64)))
         tables.append(_chosen(part, rows, rank))
     return pa.concat_tables(tables), totals, dict(micro_batches)
+
+
+def _per_micro_batch(owners: list[Entry]) -> bool:
+    return any(one.scope == "micro_batch" for entry in owners for one in entry.outputs)
 
 
 def _chosen(part: pa.Table, rows: Mapping[int, Mask] | None, rank: int) -> pa.Table:

@@ -123,6 +123,10 @@ def packed_values(column: pa.ChunkedArray) -> Tensor:
 
 def list_lengths(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.int64]]:
     """(S,) int64. The length of each list; -1 for a null one."""
+    if column.num_chunks == 1 and not column.null_count and pa.types.is_list(column.type):
+        chunk = column.chunk(0)
+        offsets = np.frombuffer(chunk.buffers()[1], np.int32, len(chunk) + 1, chunk.offset * 4)
+        return np.subtract(offsets[1:], offsets[:-1], dtype=np.int64)
     lengths = pc.list_value_length(column)
     return np.asarray(pc.fill_null(lengths, -1).to_numpy(), np.int64)
 

@@ -118,10 +118,14 @@ def fill_from_sources(table: pa.Table, reads: set[str], run_id: str, sources: So
     """Add columns that the step's capture lacks from the rollouts that it consumed from."""
     if "source_rollout_id" not in table.column_names:
         return table
-    for name in sorted(reads):
-        missing = name not in table.column_names or table[name].null_count == table.num_rows
-        if not missing or name not in TWINS or not table.num_rows:
-            continue
+    if not table.num_rows:
+        return table
+    whole = {
+        name
+        for name, column in zip(table.column_names, table.columns, strict=True)
+        if column.null_count < table.num_rows
+    }
+    for name in sorted((reads - whole) & set(TWINS)):
         column = _from_sources(table, name, run_id, sources)
         if column is not None:
             if name in table.column_names:
