@@ -29,7 +29,7 @@ class Tolerance:
         return self.atol > other.atol or self.rtol > other.rtol
 
 
-# float32 as Relax's replay has it (KERNELS 2.8); the others are two units in the last place.
+# float32 as Relax's replay has it; the others are two units in the last place.
 TOLERANCES: dict[str, Tolerance] = {
     "float64": Tolerance(1e-12, 1e-12),
     "float32": Tolerance(1e-6, 1e-5),

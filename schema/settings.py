@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from trajreplay.schema.canonical import read_float
 from trajreplay.schema.errors import SchemaError
 
-LOW_VAR_KL_CLAMP = (-10.0, 10.0)  # KERNELS 1.3: slime and Relax clamp low_var_kl, not k3
+LOW_VAR_KL_CLAMP = (-10.0, 10.0)  # slime and Relax clamp low_var_kl, not k3
 HANDOFFS = ("exact", "masked", "bfloat16", "float16", "recomputed")
 
 

@@ -14,33 +14,47 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trajreplay.lake import Lake
     from trajreplay.schema import (
+        AdvantageSettings,
         CaptureError,
         DatasetError,
+        KlSettings,
+        LossSettings,
         ParallelCoordinates,
         ProducerInfo,
         QueryError,
         RecomputeConfig,
+        ResumePoint,
+        RewardSettings,
         SampleRecord,
         SchemaError,
         Settings,
+        StageContract,
         StageError,
+        Tolerance,
         TrajReplayError,
     )
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdvantageSettings",
     "CaptureError",
     "DatasetError",
+    "KlSettings",
     "Lake",
+    "LossSettings",
     "ParallelCoordinates",
     "ProducerInfo",
     "QueryError",
     "RecomputeConfig",
+    "ResumePoint",
+    "RewardSettings",
     "SampleRecord",
     "SchemaError",
     "Settings",
+    "StageContract",
     "StageError",
+    "Tolerance",
     "TrajReplayError",
     "__version__",
 ]

@@ -124,7 +124,7 @@ class Lake:
             parallel: Where this rank stands in each parallel dimension.
             owner: Whether its rows count; by default those of tensor rank 0 do, others are copies.
             cohort_size: Samples that the rollout or step had over all ranks, where known.
-            tolerances: Stricter comparison than the policy's, by field.
+            tolerances: Stricter comparison than the policy's, by stage.
 
         Returns:
             A context manager. Leaving its block commits the capture; an exception in it leaves
