@@ -65,14 +65,17 @@ class Draw:
         scale, shift = self.choose.choice([1e-6, 0.1, 1.0, 1.0, 1e3]), 0.0
         if dtype != "float16" and self.chance(0.1):
             scale, shift = 1.0, 1e4
-        longest = self.choose.choice([1, 6, 20])
+        longest = 300 if self.chance(0.03) else self.choose.choice([1, 6, 20])
+        even = self.chance(0.2)
         found: list[Sample] = []
         for group in range(groups):
             constant = self.chance(0.2)
             first = self._score(scale, shift)
             for _ in range(self.choose.randint(1, size) if ragged else size):
                 raw = first if constant else self._score(scale, shift)
-                found.append(self._sample(len(found), f"g-{group}", raw, longest, dtype))
+                length = longest if even else self.choose.randint(0, longest)
+                mask = [1] * length if even else self._mask(length)
+                found.append(self._sample(len(found), f"g-{group}", raw, mask, dtype))
         for one in found:
             one.rollout_id = rollout_id
         if self.chance(0.5):
@@ -83,11 +86,14 @@ class Draw:
         tenths = self.choose.choice([0.0, 1.0, 1.0, 0.3, 0.1, self.choose.random()])
         return tenths * scale + shift
 
-    def _sample(self, number: int, group: str, raw: float, longest: int, dtype: str) -> Sample:
-        length = self.choose.randint(0, longest)
+    def _mask(self, length: int) -> list[int]:
         kind = self.choose.choice(["all", "all", "some", "none"])
-        mask = [1 if kind == "all" else self.choose.randint(0, 1) for _ in range(length)]
-        sample = Sample(f"s-{number}", group, [0] * length if kind == "none" else mask, raw)
+        if kind == "some":
+            return [self.choose.randint(0, 1) for _ in range(length)]
+        return [int(kind == "all")] * length
+
+    def _sample(self, number: int, group: str, raw: float, mask: list[int], dtype: str) -> Sample:
+        sample, length = Sample(f"s-{number}", group, mask, raw), len(mask)
         columns = self.numbers.normal(-1.0, 0.7, (5, length)).astype(np.float32)
         drift = self.numbers.normal(0.0, self.choose.choice([0.0, 0.01, 0.5]), (4, length))
         values = dict(zip(_LOG_PROBS, np.minimum(columns, -1e-3), strict=True))
@@ -120,6 +126,19 @@ class Draw:
             for row, one in enumerate(share):
                 one.micro_batch_id = f"mb-{row // size:04d}"
         return shares
+
+    def echoes(self, shares: Shares) -> dict[int, list[Expected]]:
+        """Rewards recorded beside the columns, as some trainers do."""
+        if self.chance(0.7):
+            return {rank: [] for rank in shares}
+        scope = {"scope": "sample"}
+        return {
+            rank: [
+                Expected({"raw_rewards": [one.raw_reward for one in own]}, scope, "reward.raw"),
+                Expected({"rewards": [one.reward for one in own]}, scope, "reward.post_process"),
+            ]
+            for rank, own in shares.items()
+        }
 
     def expected(self, trainer: Trainer, shares: Shares) -> dict[int, list[Expected]]:
         """The losses of a step, recorded in one of the ways that a capture can state."""
@@ -274,11 +293,13 @@ def _write_whole(
             one.columns.pop("entropy", None)
     way, full = _options(draw, trainer, samples)
     shares = draw.split(samples, ranks)
-    expected = draw.expected(trainer, shares) if full else rank_sums(trainer, shares)
+    losses = draw.expected(trainer, shares) if full else rank_sums(trainer, shares)
+    echoes = draw.echoes(shares)
+    expected = {rank: [*echoes[rank], *losses.get(rank, [])] for rank in shares}
     parallel = {rank: ParallelCoordinates(rank, ranks) for rank in shares}
     if draw.chance(0.1):
         copy = ranks
-        shares[copy], expected[copy] = shares[0], expected.get(0, [])
+        shares[copy], expected[copy] = shares[0], expected[0]
         parallel |= {
             0: ParallelCoordinates(0, ranks, 0, 2),
             copy: ParallelCoordinates(0, ranks, 1, 2),
@@ -311,10 +332,12 @@ def _write_split(
     way, full = _options(draw, trainer, samples)
     settings = way.full if full else way.short
     for rollout_id, rollout in enumerate(rollouts):
+        shares = draw.split(rollout, ranks)
         capture(
             lake,
-            draw.split(rollout, ranks),
+            shares,
             way,
+            expected=draw.echoes(shares),
             rollout_id=rollout_id,
             stages=ROLLOUT_STAGES,
             columns=ROLLOUT_COLUMNS,
