@@ -12,6 +12,7 @@ from trajreplay.query.datafile import OpenFile
 from trajreplay.query.reading import read_opened
 from trajreplay.query.scanning import WHOLE_LIMIT_BYTES, decoded_bytes
 from trajreplay.schema.columns import Column, Table
+from trajreplay.schema.digest import elements
 from trajreplay.schema.entry import DataFile, Entry
 from trajreplay.schema.errors import DatasetError, SchemaError
 from trajreplay.schema.policy import TEXT_FIELDS, Redaction
@@ -118,7 +119,7 @@ def _values_problems(
 
 
 def _inner(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    return pa.chunked_array([chunk.flatten() for chunk in values.chunks], values.type.value_type)
+    return pa.chunked_array([elements(chunk) for chunk in values.chunks], values.type.value_type)
 
 
 def _non_finite(values: pa.ChunkedArray) -> int:

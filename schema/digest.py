@@ -64,7 +64,7 @@ def _digest_at_once(chunk: pa.Array) -> str | None:
     head = [_prefix(chunk.type), _sized(len(chunk).to_bytes(8, "little")), _sized(_ALL_VALID)]
     if shape == "list":
         head += [_sized(_list_lengths(chunk).tobytes()), _sized(_ALL_VALID)]
-        chunk = _elements(chunk)
+        chunk = elements(chunk)
         if chunk.null_count:
             return None
     values = fixed_width_bytes(chunk)
@@ -205,7 +205,7 @@ def _feed(hasher: _PartHasher, chunks: list[pa.Array], kind: pa.DataType) -> Non
         hasher.part(_ALL_VALID)
     if _is_list(kind):
         hasher.part(*(_list_lengths(chunk) for chunk in chunks))
-        children = [_plain(_elements(chunk)) for chunk in chunks]
+        children = [_plain(elements(chunk)) for chunk in chunks]
         _feed(hasher, children, _logical(kind.value_type))
         return
     chunks = [chunk.drop_null() if chunk.null_count else chunk for chunk in chunks]
@@ -238,8 +238,8 @@ def _list_lengths(chunk: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
     return lengths
 
 
-def _elements(chunk: pa.Array) -> pa.Array:
-    """The values of valid rows, without a call into compute where every row is valid."""
+def elements(chunk: pa.Array) -> pa.Array:
+    """The values of valid rows of a list array, without a copy where every row is valid."""
     if chunk.null_count:
         return chunk.flatten()
     offsets = _list_offsets(chunk)
