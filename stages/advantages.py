@@ -73,7 +73,7 @@ def replay_advantage_estimate(block: Block) -> None:
         None if chained is None else _merged(chained),
         inputs=("reward",),
         outputs=tuple(names),
-        has_chain="reward.post_process" in block.stages or "reward" in block.chained,
+        after="reward.post_process",
         replaced=("reward",) if "reward" in block.chained else (),
         noun="tokens",
     )

@@ -39,6 +39,7 @@ class LoadedCohort:
         dtypes: dtype in which the producer held each recorded column.
         micro_batches: Samples that each (rank, micro-batch) holds in all.
         chained: Columns as their source rollouts recompute them, where they differ.
+        linked: Whether source rollouts were there to take columns from.
     """
 
     report: CohortReport
@@ -51,6 +52,7 @@ class LoadedCohort:
     dtypes: dict[str, str]
     micro_batches: dict[tuple[int, str | None], int] = field(default_factory=dict)
     chained: dict[str, Tensor] = field(default_factory=dict)
+    linked: bool = False
 
     @cached_property
     def micro_batch_names(self) -> np.ndarray[Any, Any]:
@@ -214,7 +216,7 @@ class Block:
         *,
         inputs: tuple[str, ...] = (),
         outputs: tuple[str, ...] = (),
-        has_chain: bool = False,
+        after: str = "",
         replaced: tuple[str, ...] = (),
         noun: str = "values",
     ) -> None:
@@ -226,7 +228,7 @@ class Block:
             chained: Looks from recomputed inputs; None where those agree with the recorded ones.
             inputs: Columns it reads, in which a NaN or infinity is a mismatch of its own.
             outputs: Columns it writes, in which the comparison has counted them already.
-            has_chain: Whether the stage reads an input that some stage recomputes.
+            after: The stage that recomputes what it reads; a step also reads from its rollouts.
             replaced: Columns that the chained look takes from their recomputation.
             noun: What is counted.
         """
@@ -246,7 +248,7 @@ class Block:
                     f"{look.undecided} of {look.compared} {noun} are outside the tolerance and "
                     "inside the bound that float32 allows"
                 )
-            if has_chain:
+            if after in self.stages or (after and cohort.linked):
                 other = look if chained is None else chained[index].merged(read[index])
                 result.chained = other.verdict
                 result.chained_error = other.max_abs_error if other.compared else None

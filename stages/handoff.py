@@ -39,8 +39,10 @@ def compare_handoffs(cohort: LoadedCohort, sources: Sources) -> Look:
     """
     look = Look()
     matched = list(_match(cohort, sources, look))
+    cohort.linked = bool(matched)
+    held = set(cohort.table.column_names) if matched else set()
     for name in TWINS:
-        if name not in cohort.table.column_names:
+        if name not in held:
             continue
         how = cohort.settings.handoff.get(name, "exact")
         if how == "recomputed":

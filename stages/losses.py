@@ -135,7 +135,7 @@ def replay_loss_policy(block: Block) -> None:
         looks,
         chained_looks if chained is not None else None,
         inputs=("log_probs", old, "advantages", "entropy"),
-        has_chain="advantage.estimate" in block.stages or bool(replaced),
+        after="advantage.estimate",
         replaced=tuple(replaced),
         noun="scalars",
     )

@@ -42,7 +42,7 @@ def test_what_a_step_took_over_unchanged_passes(lake: Lake) -> None:
     assert report.verdict == "pass"
     assert report.first_divergent_stage is None
     loss = the_stage(the_cohort(report), "loss.policy")
-    assert (loss.isolated, loss.chained, loss.inherited) == ("pass", None, False)
+    assert (loss.isolated, loss.chained, loss.inherited) == ("pass", "pass", False)
 
 
 def test_a_loss_that_consumed_a_shifted_mask_shows_at_the_handoff(lake: Lake) -> None:
@@ -178,6 +178,7 @@ def test_handoffs_from_a_rollout_that_is_not_there_are_listed_and_change_nothing
     (finding,) = step.findings
     assert (finding.check, finding.severity) == ("handoff", "info")
     assert "rollout 3 is not in the lake" in finding.message
+    assert the_stage(step, "loss.policy").chained is None
 
 
 def test_handoffs_from_an_incomplete_rollout_are_not_compared(lake: Lake) -> None:
