@@ -6,19 +6,20 @@ import os
 from collections.abc import Iterable, Sequence
 from functools import cache
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trajreplay.schema.columns import Table
-from trajreplay.schema.digest import canonical_type, footer_digest
+from trajreplay.schema.digest import bytes_digest, canonical_type, footer_digest
 from trajreplay.schema.entry import DataFile
 from trajreplay.schema.errors import DatasetError, SchemaError
 from trajreplay.schema.store import Store
 from trajreplay.schema.tables import TABLES
 
 _TRUST_HINT = "Restore the file from a copy of the lake. What else is affected: trajreplay validate"
+_WHOLE_LIMIT_BYTES = 64 << 20
 _TEXT = pa.dictionary(pa.int32(), pa.string())
 
 
@@ -33,6 +34,10 @@ class OpenFile:
         file: The file, as the entry has it.
         table: The table of its rows.
         columns: The columns to read; all that the entry names if omitted.
+
+    Attributes:
+        whole: All bytes of the file, their digest verified; None where only little of it, or too
+            much, is asked for.
 
     Raises:
         DatasetError: The file is not what the entry says.
@@ -49,8 +54,11 @@ class OpenFile:
         self.table = table
         self.columns = tuple(file.columns) if columns is None else tuple(columns)
         self._content = os.fdopen(store.open(file.path), "rb", buffering=0)
+        self.whole: bytes | None = None
         try:
             self._check_footer()
+            if self._wants_whole():
+                self.whole = self._verified_bytes()
             self.parquet = self._open()
             self._names = self._checked_names()
             self._check_counts()
@@ -75,16 +83,24 @@ class OpenFile:
         first = self.file.first_row_group
         return range(first, first + len(self.file.row_groups))
 
-    def read(self, groups: Iterable[int]) -> pa.Table:
-        """Decode the columns of some row groups; text stays in dictionaries.
+    def chunk(self, group: int, name: str) -> pq.ColumnChunkMetaData:
+        """The metadata of a column of one leaf in a row group."""
+        leaf = _leaves_of(self.table.name, self._names)[name].start
+        return self.parquet.metadata.row_group(group).column(leaf)
+
+    def read(self, groups: Iterable[int], columns: Sequence[str] | None = None) -> pa.Table:
+        """Decode columns of some row groups; text stays in dictionaries.
+
+        Args:
+            groups: The row groups.
+            columns: Some of the columns that the file was opened for; all of them if omitted.
 
         Raises:
             DatasetError: The file is damaged.
         """
+        names = list(self.columns if columns is None else columns)
         try:
-            return self.parquet.read_row_groups(
-                list(groups), columns=list(self.columns), use_threads=False
-            )
+            return self.parquet.read_row_groups(list(groups), columns=names, use_threads=False)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise broken(self.file, f"cannot be decoded: {error}") from error
 
@@ -104,9 +120,26 @@ class OpenFile:
                 "the one that was written",
             )
 
+    def _wants_whole(self) -> bool:
+        """Whether so much of a small file is asked for that it is read and verified at once."""
+        sealed = self.file.digest and self.file.bytes <= _WHOLE_LIMIT_BYTES
+        wanted = sum(4 * self.file.columns[name].values for name in self.columns)
+        return bool(sealed) and 2 * wanted >= self.file.bytes
+
+    def _verified_bytes(self) -> bytes:
+        content = os.pread(self._content.fileno(), self.file.bytes, 0)
+        found = bytes_digest(content)
+        if found != self.file.digest:
+            raise broken(
+                self.file, f"has the digest {found}, expected {self.file.digest}: its bytes changed"
+            )
+        return content
+
     def _open(self) -> pq.ParquetFile:
         texts = [one for one in self.columns if one in self.table and self.table[one].is_text]
-        source = pa.PythonFile(self._content, mode="r")
+        source: Any = pa.PythonFile(self._content, mode="r")
+        if self.whole is not None:
+            source = pa.BufferReader(self.whole)
         try:
             return pq.ParquetFile(source, read_dictionary=texts or None, pre_buffer=False)
         except KeyError as error:

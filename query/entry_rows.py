@@ -50,6 +50,7 @@ def checksum_rows(store: Store, entry: Entry, columns: Collection[str]) -> Rows:
         yield key | {
             "table": file.table,
             "column": None,
+            "digest": file.digest,
             "values": file.rows,
             "bytes": file.bytes,
         }

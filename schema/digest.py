@@ -22,6 +22,7 @@ _DOMAIN = b"trajreplay/column/1"
 _ALL_VALID = b"V"
 _SOME_NULL = b"N"
 _SMALL_BYTES = 4096
+_PIECE_BYTES = 1 << 22
 _MAGIC = b"PAR1"
 FOOTER_LIMIT_BYTES = 16 << 20
 
@@ -120,6 +121,15 @@ def footer_digest(descriptor: int, size: int) -> str:
     if tail[4:] != _MAGIC or length > min(FOOTER_LIMIT_BYTES, size - 12) + 8:
         return ""
     return bytes_digest(os.pread(descriptor, length, size - length))
+
+
+def file_digest(descriptor: int) -> str:
+    """BLAKE3 of all bytes of an open file, 64 hexadecimal digits."""
+    hasher, at = blake3(), 0
+    while piece := os.pread(descriptor, _PIECE_BYTES, at):
+        hasher.update(piece)
+        at += len(piece)
+    return str(hasher.hexdigest())
 
 
 class _PartHasher:

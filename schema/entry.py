@@ -60,6 +60,7 @@ class DataFile(Deferred):
         path: File, relative to the lake.
         bytes: Size of the whole file.
         footer: Digest of the end of the file, from its metadata on; as `footer_digest` makes it.
+        digest: Digest of all bytes of the file.
         first_row_group: First row group that holds rows of the capture.
         row_groups: Rows of each of those row groups.
         first_row: First row of the capture inside the first of them.
@@ -71,6 +72,7 @@ class DataFile(Deferred):
     path: str
     bytes: int
     footer: str
+    digest: str
     first_row_group: int
     row_groups: tuple[int, ...]
     first_row: int

@@ -19,7 +19,7 @@ from trajreplay.schema.tables import FORMAT_VERSION
 STATUSES = ("complete", "dropped")
 _FIELDS = tuple(one.name for one in fields(Entry))
 _FILE_FIELDS = tuple(one.name for one in fields(DataFile))
-_PLACE = ("path", "bytes", "footer", "first_row_group", "row_groups", "first_row")
+_PLACE = ("path", "bytes", "footer", "first_row_group", "row_groups", "first_row", "digest")
 
 
 def dump_entry(entry: Entry) -> bytes:
@@ -191,6 +191,7 @@ def _file(tree: Any, rest: Callable[[], dict[str, Any]]) -> DataFile:
         path=exact.text(tree["path"]),
         bytes=exact.whole(tree["bytes"]),
         footer=exact.text(tree["footer"]),
+        digest=exact.text(tree["digest"]),
         first_row_group=exact.whole(tree["first_row_group"]),
         row_groups=tuple(map(exact.whole, exact.array(tree["row_groups"]))),
         first_row=exact.whole(tree["first_row"]),

@@ -218,7 +218,13 @@ CHECKSUMS = Table(
             "identity",
             nullable=True,
         ),
-        Column("digest", pa.string(), "Logical digest, hexadecimal.", "meta", nullable=True),
+        Column(
+            "digest",
+            pa.string(),
+            "Of the column, or of the file.",
+            "meta",
+            nullable=True,
+        ),
         Column("values", pa.int64(), "Values at the innermost level, or rows of the file.", "meta"),
         Column("non_finite", pa.int64(), "NaN and infinite values.", "meta", nullable=True),
         Column(

@@ -52,6 +52,7 @@ def commit_samples(
         path=data_path(entry.key, table.name),
         bytes=0,
         footer="",
+        digest="",
         first_row_group=0,
         row_groups=row_groups,
         first_row=0,
@@ -63,11 +64,11 @@ def commit_samples(
         return existing
     temporary = store.temporary()
     try:
-        size, footer = write_table(temporary, table, data, row_groups)
+        size, footer, digest = write_table(temporary, table, data, row_groups)
         store.place(temporary, draft.path)
     finally:
         remove_if_there(temporary)
-    written = replace(draft, bytes=size, footer=footer)
+    written = replace(draft, bytes=size, footer=footer, digest=digest)
     committed = commit_entry(store, replace(entry, files=(written,)))
     if committed.files[0].path != draft.path:  # another writer was first, with the same content
         store.remove(draft.path)

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trajreplay.schema.columns import Column, Table
-from trajreplay.schema.digest import column_digest, footer_digest
+from trajreplay.schema.digest import column_digest, file_digest, footer_digest
 from trajreplay.schema.entry import ColumnSeal
 from trajreplay.writer.encode import ListColumn
 from trajreplay.writer.flatten import Array
@@ -49,8 +49,12 @@ def build_table(
 
 def write_table(
     path: str, table: Table, data: pa.Table, row_groups: Sequence[int]
-) -> tuple[int, str]:
-    """Write a table to a new file and make it durable; returns its size and footer digest."""
+) -> tuple[int, str, str]:
+    """Write a table to a new file and make it durable.
+
+    Returns:
+        Its size, the digest of its footer, and the digest of all its bytes.
+    """
     present = [column for column in table.columns if column.name in data.column_names]
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o644)
     with os.fdopen(descriptor, "wb") as file:
@@ -71,7 +75,7 @@ def write_table(
         file.flush()
         os.fsync(file.fileno())
         size = os.fstat(descriptor).st_size
-        return size, footer_digest(descriptor, size)
+        return size, footer_digest(descriptor, size), file_digest(descriptor)
 
 
 def seal_columns(data: pa.Table, source_dtypes: Mapping[str, str]) -> dict[str, ColumnSeal]:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from trajreplay import Lake
 from trajreplay.schema import CaptureKey, Entry, Output
 from trajreplay.schema.canonical import dump_signed
-from trajreplay.schema.digest import footer_digest
+from trajreplay.schema.digest import bytes_digest, footer_digest
 from trajreplay.schema.entry_codec import dump_entry, load_entry
 from trajreplay.schema.layout import entry_path
 from trajreplay.schema.tables import TABLES
@@ -75,22 +75,29 @@ def change_table(lake: Lake, key: CaptureKey, change: Callable[[pa.Table], pa.Ta
     data = data.cast(schema)
     path.unlink()
     groups = (data.num_rows,)
-    size, footer = write_table(str(path), table, data, groups)
+    size, footer, digest = write_table(str(path), table, data, groups)
     dtypes = {name: str(seal.source_dtype) for name, seal in file.columns.items()}
     columns = seal_columns(data, {name: one for name, one in dtypes.items() if one != "None"})
     tokens = int(np.sum(data["response_length"].to_numpy()))
     renewed = replace(
-        file, bytes=size, footer=footer, row_groups=groups, rows=data.num_rows, columns=columns
+        file,
+        bytes=size,
+        footer=footer,
+        digest=digest,
+        row_groups=groups,
+        rows=data.num_rows,
+        columns=columns,
     )
     change_entry(lake, key, lambda old: replace(old, files=(renewed,), tokens=tokens))
 
 
 def sign_file(lake: Lake, key: CaptureKey) -> None:
-    """Tell a capture's entry the size and footer that its data file has now, and nothing else."""
+    """Tell a capture's entry size and digests that its data file has now, and nothing else."""
     with data_file(lake, key).open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         footer = footer_digest(file.fileno(), size)
-    renewed = replace(read_entry(lake, key).files[0], bytes=size, footer=footer)
+        digest = bytes_digest(file.read())
+    renewed = replace(read_entry(lake, key).files[0], bytes=size, footer=footer, digest=digest)
     change_entry(lake, key, lambda old: replace(old, files=(renewed,)))
 
 

@@ -116,6 +116,7 @@ def entries(draw: st.DrawFn) -> Entry:
         path=data_path(key, "steps"),
         bytes=draw(_WIDE),
         footer=draw(_NAMES),
+        digest=draw(_NAMES),
         first_row_group=draw(_COUNTS),
         row_groups=groups,
         first_row=draw(_COUNTS),

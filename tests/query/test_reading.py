@@ -322,7 +322,7 @@ def shared_file(tmp_path: Path) -> tuple[LocalStore, list[Entry], pa.Table]:
         with (tmp_path / "f.parquet").open("rb") as data:
             size = os.fstat(data.fileno()).st_size
             footer = footer_digest(data.fileno(), size)
-        file = DataFile("steps", "f.parquet", size, footer, group, groups, first, count, seals)
+        file = DataFile("steps", "f.parquet", size, footer, "", group, groups, first, count, seals)
         entries.append(Entry(CaptureKey("r", 0, "step", 0, 0, rank), (0, 1, 2), files=(file,)))
     return LocalStore(tmp_path), entries, table
 

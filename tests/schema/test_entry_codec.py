@@ -24,6 +24,7 @@ FILE = DataFile(
     "data/x.parquet",
     9,
     "ef",
+    "01",
     0,
     (2,),
     0,

@@ -102,7 +102,7 @@ def test_of_two_writers_at_once_the_later_keeps_no_file(
 ) -> None:
     """The first commits while the second, which saw no entry, writes its file."""
 
-    def write_late(*arguments: Any) -> tuple[int, str]:
+    def write_late(*arguments: Any) -> tuple[int, str, str]:
         monkeypatch.setattr(commit, "write_table", write_table)
         capture(lake)
         return write_table(*arguments)
@@ -116,7 +116,7 @@ def test_of_two_writers_at_once_the_later_keeps_no_file(
 def test_of_two_writers_with_other_content_the_later_is_refused_and_keeps_no_file(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write_late(*arguments: Any) -> tuple[int, str]:
+    def write_late(*arguments: Any) -> tuple[int, str, str]:
         monkeypatch.setattr(commit, "write_table", write_table)
         capture(lake)
         return write_table(*arguments)
