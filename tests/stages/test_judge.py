@@ -55,7 +55,7 @@ def _overwritten_reward(samples: list[Sample]) -> None:
 
 
 def _wrong_advantage(samples: list[Sample]) -> None:
-    samples[7].columns["advantages"][0] += 1.0
+    samples[7].columns["advantages"][1] += 1.0
 
 
 def _another_group(samples: list[Sample]) -> None:
