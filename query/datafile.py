@@ -20,6 +20,7 @@ from trajreplay.schema.tables import TABLES
 
 _TRUST_HINT = "Restore the file from a copy of the lake. What else is affected: trajreplay validate"
 _WHOLE_LIMIT_BYTES = 64 << 20
+_SMALL_BYTES = 128 << 10  # costs less to read and verify than to look into
 _TEXT = pa.dictionary(pa.int32(), pa.string())
 
 
@@ -121,10 +122,11 @@ class OpenFile:
             )
 
     def _wants_whole(self) -> bool:
-        """Whether so much of a small file is asked for that it is read and verified at once."""
+        """Whether the file is so small, or so much of it asked for, that it is read at once."""
         sealed = self.file.digest and self.file.bytes <= _WHOLE_LIMIT_BYTES
         wanted = sum(4 * self.file.columns[name].values for name in self.columns)
-        return bool(sealed) and 2 * wanted >= self.file.bytes
+        small = self.file.bytes <= _SMALL_BYTES
+        return bool(sealed) and (small or 2 * wanted >= self.file.bytes)
 
     def _verified_bytes(self) -> bytes:
         content = os.pread(self._content.fileno(), self.file.bytes, 0)
