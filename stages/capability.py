@@ -102,7 +102,7 @@ def _needs(
             return (), ("kl",)
         return (LOG_PROB_SOURCES[settings.kl.policy_source], "ref_log_probs"), ("kl",)
     if stage == "advantage.estimate":
-        return ("reward",), ("advantages",)
+        return ("reward",), ("advantages", *(("returns",) if "returns" in columns else ()))
     if stage == "loss.policy":
         old = LOG_PROB_SOURCES[settings.loss.old_source]
         # Without a bonus the loss does not read the entropy, so a capture may leave it out.

@@ -6,22 +6,16 @@ from collections import Counter
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import torch
 
-from trajreplay.query.capture_sets import CaptureSet
 from trajreplay.query.closure import short_groups
-from trajreplay.schema.contracts import STAGE_NAMES, STAGE_OF_COLUMN
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError, listed
 from trajreplay.schema.tables import SAMPLE_TABLES
-from trajreplay.stages.block import LoadedCohort
 from trajreplay.stages.capability import Ability
-from trajreplay.stages.packed import list_lengths, packed_values
-from trajreplay.stages.report import CohortReport, Finding, StageResult
+from trajreplay.stages.packed import list_lengths
+from trajreplay.stages.report import CohortReport, StageResult, StageVerdict
 from trajreplay.stages.sources import Source, Sources
 
-_HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 SAMPLE_KEY = ("sample_id", "source_attempt", "source_rollout_id")
 
 
@@ -111,33 +105,25 @@ def check_lengths(table: pa.Table) -> None:
 
 
 def check_missing(table: pa.Table, abilities: dict[str, Ability], report: CohortReport) -> None:
-    """Refuse a stage whose input is missing, and leave out one whose recorded output is.
-
-    Raises:
-        DatasetError: An input of a stage that is declared recompute is missing.
-    """
+    """Refuse a stage whose input is missing, and leave out one whose recorded output is."""
     nulls_of = {
         name: column.null_count
         for name, column in zip(table.column_names, table.columns, strict=True)
     }
     for stage, needs in list(abilities.items()):
-        for name in needs.reads:
-            nulls = nulls_of.get(name, table.num_rows)
-            if nulls:
-                where = "of its samples" if nulls < table.num_rows else "samples"
-                raise DatasetError(
-                    f"{stage} is declared recompute and its input {name} is missing for {nulls} "
-                    f"of {table.num_rows} {where}; capture {name}, or do not declare {stage}"
-                )
         columns = [name for name in needs.writes if name in SAMPLE_TABLES["step"]]
-        for name in columns:
-            nulls = nulls_of.get(name, table.num_rows)
-            if nulls and stage in abilities:
-                message = (
-                    f"recorded output {name} is missing for {nulls} of {table.num_rows} samples"
-                )
-                report.stages.append(StageResult(stage, "unverified", message=message))
-                del abilities[stage]
+        for kind, names in (("input", needs.reads), ("recorded output", columns)):
+            short = next((name for name in names if nulls_of.get(name, table.num_rows)), None)
+            if short is None:
+                continue
+            nulls = nulls_of.get(short, table.num_rows)
+            message = f"{kind} {short} is missing for {nulls} of {table.num_rows} samples"
+            if kind == "input":
+                message += f"; capture {short}, or do not declare {stage}"
+            verdict: StageVerdict = "refused" if kind == "input" else "unverified"
+            report.stages.append(StageResult(stage, verdict, message=message))
+            del abilities[stage]
+            break
 
 
 def check_groups(
@@ -151,9 +137,6 @@ def check_groups(
 
     An incomplete capture set that is replayed as far as it goes may hold parts of groups, which
     say nothing of the whole ones: the stage is skipped unless each is known to be whole.
-
-    Raises:
-        DatasetError: Some are, by their `group_size` or by the rollout that generated them.
     """
     if "group_id" not in abilities.get("reward.post_process", Ability("unsupported")).reads:
         return
@@ -165,10 +148,12 @@ def check_groups(
         report.stages.append(StageResult("reward.post_process", "skipped", message=message))
         del abilities["reward.post_process"]
     elif problems:
-        raise DatasetError(
-            "reward.post_process normalises over whole groups, and not all members are here: "
-            f"{listed(problems)}; capture whole groups, or declare the stage at rollout level"
+        message = (
+            f"it normalises over whole groups, and not all members are here: {listed(problems)}; "
+            "capture whole groups, or declare the stage at rollout level"
         )
+        report.stages.append(StageResult("reward.post_process", "refused", message=message))
+        del abilities["reward.post_process"]
 
 
 def _cut_groups(table: pa.Table, expected: int | None) -> list[str]:
@@ -208,64 +193,3 @@ def _short_groups(table: pa.Table, run_id: str, sources: Sources) -> list[str]:
             if there[name] > count
         ]
     return problems
-
-
-def held_dtypes(owners: list[Entry], table: pa.Table, report: CohortReport) -> dict[str, str]:
-    """The coarsest dtype in which a producer held each column of its samples.
-
-    A half-precision dtype loosens the comparison, so that one which the values contradict is
-    reported and not believed.
-    """
-    precision = {"float64": 0, "float32": 1, "float16": 2, "bfloat16": 3}
-    found: dict[str, str] = {}
-    for entry in owners:
-        file = entry.file(SAMPLE_TABLES[entry.key.kind].name)
-        for name, seal in file.columns.items() if file is not None else ():
-            dtype = seal.source_dtype or ""
-            if dtype in _HALF and name in table.column_names:
-                mine = table[name].filter(pc.equal(table["rank"], entry.key.rank))
-                if not _holds(mine, _HALF[dtype]):
-                    message = (
-                        f"rank {entry.key.rank} says that it held {name} in {dtype}, which its "
-                        "values do not fit; judged as float32"
-                    )
-                    report.findings.append(Finding("dtype", "warning", message))
-                    dtype = "float32"
-            if precision.get(dtype, -1) > precision.get(found.get(name, ""), -1):
-                found[name] = dtype
-    return found
-
-
-def _holds(column: pa.ChunkedArray, dtype: torch.dtype) -> bool:
-    """Whether every value is one of a narrower dtype."""
-    if pa.types.is_list(column.type):
-        values = packed_values(column)
-    else:
-        values = torch.from_numpy(np.array(column.drop_null().to_numpy()))
-    return torch.equal(values.to(dtype).to(values.dtype).nan_to_num(), values.nan_to_num())
-
-
-def note_copies(captures: CaptureSet, report: CohortReport) -> None:
-    """Report parallel copies that are not what their owner captured, at the earliest stage."""
-    for one in captures.copy_differences:
-        stages = {STAGE_OF_COLUMN.get(name, "sample") for name in one.columns}
-        stage = min(stages, key=STAGE_NAMES.index)
-        report.findings.append(Finding("copy", "error", str(one), stage=stage))
-
-
-def note_tolerances(cohort: LoadedCohort) -> None:
-    """Report captures that ask for a looser comparison than the policy's."""
-    for entry in cohort.owners:
-        for stage, own in entry.tolerances.items():
-            policy = cohort.tolerance(stage)
-            if own.loosens(policy):
-                cohort.report.findings.append(
-                    Finding(
-                        "tolerance",
-                        "warning",
-                        f"rank {entry.key.rank} asks for atol {own.atol:g}, rtol {own.rtol:g} at "
-                        f"{stage}, looser than the policy; judged by atol {policy.atol:g}, "
-                        f"rtol {policy.rtol:g}",
-                        stage=stage,
-                    )
-                )

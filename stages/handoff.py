@@ -15,11 +15,11 @@ from torch import Tensor
 from trajreplay.stages.block import LoadedCohort
 from trajreplay.stages.checks import source_pairs
 from trajreplay.stages.compare import EXAMPLES, Look
+from trajreplay.stages.notes import HALF_DTYPES
 from trajreplay.stages.packed import list_lengths, packed_values
 from trajreplay.stages.report import Divergence, Finding
 from trajreplay.stages.sources import TWINS, Source, Sources
 
-_STORED_AS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -67,12 +67,10 @@ def _match(cohort: LoadedCohort, sources: Sources, look: Look) -> Iterator[Match
             continue
         mine = ((attempts == attempt) & (rollouts == rollout_id)).nonzero()[0]
         theirs = source.rows_of(table["sample_id"].take(pa.array(mine)))
-        for row in mine[theirs < 0].tolist():
-            look.mismatches += 1
+        look.mismatches += int((theirs < 0).sum())
+        for row in mine[theirs < 0].tolist()[:EXAMPLES]:
             sample_id = table["sample_id"][row].as_py()
-            message = (
-                f"{sample_id} was consumed and is not among the samples of rollout {rollout_id}"
-            )
+            message = f"{sample_id} was consumed and is no sample of rollout {rollout_id}"
             report.findings.append(
                 Finding("handoff.sample_id", "error", message, "sample", sample_id)
             )
@@ -94,8 +92,8 @@ def _compare(cohort: LoadedCohort, one: Matched, name: str, how: str) -> Look:
         mine, theirs = _rows(mine, alike), _rows(theirs, alike)
     lengths = lengths[alike]
     recorded, origin = packed_values(mine), packed_values(theirs)
-    if how in _STORED_AS:
-        origin = origin.to(_STORED_AS[how]).to(origin.dtype)
+    if how in HALF_DTYPES:
+        origin = origin.to(HALF_DTYPES[how]).to(origin.dtype)
     differs = _bits(recorded) != _bits(origin)
     if how == "masked":
         differs &= packed_values(_rows(cohort.table["loss_mask"], one.mine[alike])) != 0
@@ -136,8 +134,8 @@ def _compare_scalars(
     else:
         recorded = torch.from_numpy(np.array(mine.to_numpy(), np.float64))
         origin = torch.from_numpy(np.array(theirs.to_numpy(), np.float64))
-        if how in _STORED_AS:
-            origin = origin.to(_STORED_AS[how]).double()
+        if how in HALF_DTYPES:
+            origin = origin.to(HALF_DTYPES[how]).double()
         differs = (_bits(recorded) != _bits(origin)).numpy()
         values = recorded, origin
     for at in differs.nonzero()[0].tolist():

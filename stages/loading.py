@@ -15,7 +15,7 @@ from trajreplay.query.row_masks import Mask
 from trajreplay.schema.columns import Table
 from trajreplay.schema.contracts import STAGE_NAMES, V1_STAGES, StageContract
 from trajreplay.schema.entry import Entry
-from trajreplay.schema.errors import DatasetError, SchemaError, TrajReplayError
+from trajreplay.schema.errors import DatasetError, TrajReplayError
 from trajreplay.schema.store import Store
 from trajreplay.schema.tables import SAMPLE_TABLES
 from trajreplay.stages.block import LoadedCohort
@@ -27,10 +27,8 @@ from trajreplay.stages.checks import (
     check_missing,
     check_sources,
     check_unique,
-    held_dtypes,
-    note_copies,
-    note_tolerances,
 )
+from trajreplay.stages.notes import held_dtypes, note_copies, note_non_finite, note_tolerances
 from trajreplay.stages.report import CohortReport, Finding, StageResult
 from trajreplay.stages.sources import TWINS, Source, Sources, fill_from_sources
 
@@ -146,7 +144,8 @@ def _load(
     optional = [*_OPTIONAL, *twins] if "advantage.estimate" in abilities else twins
     sizes = ("group_size",) if "reward.post_process" in abilities else ()
     batches = ("micro_batch_id",) if _per_micro_batch(owners) else ()
-    wanted = dict.fromkeys([*names, *batches, *sorted(reads | writes), *optional, *sizes])
+    odd = _unread_non_finite(owners, table, {*names, *reads, *writes, *optional})
+    wanted = dict.fromkeys([*names, *batches, *sorted(reads | writes), *optional, *sizes, *odd])
     read = [name for name in wanted if name in (*names, *batches) or name in held]
     merged, totals, micro_batches = _read_rows(store, owners, table, read, task.rows)
     merged = fill_from_sources(merged, reads, report.run_id, sources)
@@ -165,6 +164,10 @@ def _load(
         dtypes=held_dtypes(owners, merged, report),
         micro_batches=micro_batches,
     )
+    if captures.kind == "step" and not has_source and _any_source(captures, sources):
+        message = "handoffs are not compared: the step does not declare the stage sample"
+        report.findings.append(Finding("handoff", "warning", message))
+    note_non_finite(cohort, odd)
     note_copies(captures, report)
     note_tolerances(cohort)
     return cohort
@@ -196,6 +199,18 @@ def _read_rows(
     return pa.concat_tables(tables), totals, dict(micro_batches)
 
 
+def _unread_non_finite(owners: list[Entry], table: Table, read: set[str]) -> list[str]:
+    """Columns that no stage reads and that hold NaN or infinities, as their seals count them."""
+    found = {
+        name
+        for entry in owners
+        if (file := entry.file(table.name)) is not None
+        for name, seal in file.columns.items()
+        if seal.non_finite and name in table and name not in read
+    }
+    return sorted(found)
+
+
 def _per_micro_batch(owners: list[Entry]) -> bool:
     return any(one.scope == "micro_batch" for entry in owners for one in entry.outputs)
 
@@ -220,8 +235,7 @@ def _choose_stages(
 ) -> dict[str, Ability]:
     """The stages to run; the others get their result here.
 
-    Raises:
-        SchemaError: A stage that is declared recompute, or asked for, is unsupported.
+    A stage that is declared recompute, or asked for, and unsupported is refused; the others run.
     """
     chosen: dict[str, Ability] = {}
     lead = owners[0]
@@ -234,16 +248,17 @@ def _choose_stages(
             if asked or name in V1_STAGES:
                 report.stages.append(StageResult(name, "not-declared", capability="not-declared"))
         elif asked and contract.capability == "unsupported":
-            raise SchemaError(f"{name} is asked for and declared unsupported: {contract.reason}")
+            message = f"asked for and declared unsupported: {contract.reason}"
+            report.stages.append(StageResult(name, "refused", "unsupported", message=message))
         elif contract.capability != "recompute":
             report.stages.append(_not_run(contract))
         else:
             found = ability(name, lead.settings, widest, held)
-            if found.capability != "recompute":
-                raise SchemaError(
-                    f"{name} is declared recompute and is unsupported: {found.reason}"
-                )
-            chosen[name] = found
+            if found.capability == "recompute":
+                chosen[name] = found
+                continue
+            message = f"declared recompute and unsupported: {found.reason}"
+            report.stages.append(StageResult(name, "refused", "unsupported", message=message))
     return chosen
 
 

@@ -7,10 +7,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from trajreplay.schema.settings import LOSS_TERMS, LossSettings
-from trajreplay.stages.block import Block, LoadedCohort
-from trajreplay.stages.capability import LOG_PROB_SOURCES, ability
+from trajreplay.schema.settings import LossSettings
+from trajreplay.stages.block import Block
+from trajreplay.stages.capability import LOG_PROB_SOURCES
 from trajreplay.stages.compare import Look, compare_elements, compare_scalar
+from trajreplay.stages.coverage import STAGE, judge_coverage, name_unstated_terms
 from trajreplay.stages.kernels import (
     MaskedMean,
     MeanError,
@@ -26,12 +27,11 @@ from trajreplay.stages.outputs import (
     Recorded,
     divisor,
     expected_value,
+    is_stated,
     recorded_outputs,
     sample_values,
 )
-from trajreplay.stages.report import Divergence, Finding
-
-STAGE = "loss.policy"
+from trajreplay.stages.report import Divergence
 
 
 class SampleLosses:
@@ -128,7 +128,7 @@ def replay_loss_policy(block: Block) -> None:
         if chained is not None:
             chained_looks.append(_compare(block, index, chained))
         if looks[-1].mismatches:
-            _name_unstated_terms(cohort)
+            name_unstated_terms(cohort)
     old = LOG_PROB_SOURCES[settings.old_source]
     block.record(
         STAGE,
@@ -140,13 +140,13 @@ def replay_loss_policy(block: Block) -> None:
         noun="scalars",
     )
     for index, cohort in enumerate(block.cohorts):
-        _judge_coverage(block, index, cohort)
+        judge_coverage(block, index, cohort)
 
 
 def _compare(block: Block, index: int, losses: SampleLosses) -> Look:
     look = Look()
     for one in recorded_outputs(block, index, STAGE):
-        if one.output.field not in losses.means or not one.complete or one.output.scope is None:
+        if one.output.field not in losses.means or not one.complete or not is_stated(one.output):
             continue
         scope = _compare_samples if one.output.scope == "sample" else _compare_sum
         look = look.merged(scope(block, one, losses))
@@ -213,61 +213,3 @@ def _compare_samples(block: Block, one: Recorded, losses: SampleLosses) -> Look:
         describe=lambda at, old, new: block.sample_divergence(name, int(one.samples[at]), old, new),
     )
     return compared.looks[0]
-
-
-def _name_unstated_terms(cohort: LoadedCohort) -> None:
-    unstated = [name for name in LOSS_TERMS if getattr(cohort.settings.loss, name) is None]
-    if unstated:
-        cohort.report.findings.insert(
-            0,
-            Finding(
-                "settings.unstated",
-                "warning",
-                f"the producer does not say whether {', '.join(unstated)} were in force; the loss "
-                "is recomputed without them, and one that was in force explains a difference",
-                stage=STAGE,
-            ),
-        )
-
-
-def _judge_coverage(block: Block, index: int, cohort: LoadedCohort) -> None:
-    """A loss of which a scalar is missing, unstated or not comparable is not verified."""
-    result = cohort.report.stages[-1]
-    columns = block.packed.table.column_names
-    needed = ability(STAGE, cohort.settings, cohort.owners[0].parallel, columns).writes
-    found = list(recorded_outputs(block, index, STAGE))
-    stated = [one for one in found if one.output.scope is not None and one.output.reduction]
-    comparable = [one for one in stated if one.complete and one.output.field in needed]
-    if not cohort.whole:
-        if not result.compared and result.verdict != "diverged":
-            result.verdict, result.isolated, result.chained = "skipped", None, None
-            result.message = "needs the whole cohort; --closure cohort asks for it"
-        return
-    missing = [name for name in needed if not _covered(name, comparable, cohort)]
-    if not missing or result.verdict == "diverged":
-        return
-    result.verdict = "unverified"
-    unclear = {one.output.field for one in found} - {one.output.field for one in stated}
-    unstated = sorted(unclear & set(missing))
-    absent = ", ".join(name for name in missing if name not in unstated)
-    result.message = "; ".join(
-        text
-        for text in (
-            f"not recorded for every sample: {absent}" if absent else "",
-            f"recorded without scope and reduction: {', '.join(unstated)}" if unstated else "",
-        )
-        if text
-    )
-
-
-def _covered(name: str, stated: list[Recorded], cohort: LoadedCohort) -> bool:
-    """Whether the scopes of a scalar hold every sample of the cohort."""
-    mine = [one for one in stated if one.output.field == name]
-    if any(one.output.scope == "global" for one in mine):
-        return True
-    places = {(one.entry.key.rank, one.output.scope, one.output.micro_batch_id) for one in mine}
-    return all(
-        {(rank, "rank", None), (rank, "sample", None), (rank, "micro_batch", batch)} & places
-        for (rank, batch), rows in cohort.micro_batches.items()
-        if rows
-    )

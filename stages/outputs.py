@@ -65,6 +65,11 @@ def _micro_batch(
     return covered, len(covered) == held
 
 
+def is_stated(output: Output) -> bool:
+    """Whether a scalar says what it was taken over, and how; one that does not is only shown."""
+    return output.scope is not None and output.reduction is not None
+
+
 def expected_value(output: Output, total: float, count: int) -> float:
     """What an output should be, given the exact sum over the samples of its scope.
 

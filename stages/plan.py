@@ -15,6 +15,7 @@ from trajreplay.query import (
     source_rollouts,
 )
 from trajreplay.schema.contracts import V1_STAGES
+from trajreplay.stages.folding import fold_sources
 from trajreplay.stages.judge import DEFAULT_MEMORY_BYTES, replay_tasks
 from trajreplay.stages.loading import Task
 from trajreplay.stages.report import COMPARED, CohortReport, Finding, Report
@@ -35,15 +36,18 @@ def replay(
         DatasetError: An attempt record is damaged.
     """
     selected = select(catalog, selection)
+    tasks, behind = _tasks(catalog, selected)
     reports = replay_tasks(
         catalog.store,
         selected.sets,
-        _tasks(catalog, selected),
+        [*tasks, *behind],
         stages=selection.stages,
         allow_partial=selection.allow_partial,
         memory_bytes=memory_bytes,
         progress=progress,
     )
+    if behind:
+        reports = fold_sources(reports, [task.captures for task in tasks], selected.cohorts)
     if selection.stages:
         reports = _answering(reports)
     if len(selected) < len(selected.sets):
@@ -54,18 +58,20 @@ def replay(
     return report
 
 
-def _tasks(catalog: Catalog, selected: Selected) -> list[Task]:
-    """What is selected, closed, and the rollouts that whole steps among it consumed from."""
+def _tasks(catalog: Catalog, selected: Selected) -> tuple[list[Task], list[Task]]:
+    """What is selected, closed; and the rollouts behind whole steps of it that are not."""
     tasks: dict[Cohort, Task] = {}
     for one in selected:
         closure = close(catalog.store, one, selected.selection.closure)
         rows = None if closure.whole else closure.rows
         tasks[one.captures.cohort] = Task(one.captures, rows, closure.whole, closure.problems)
-    for task in list(tasks.values()):
-        for source in source_rollouts(task.captures) if task.whole else ():
-            if source in selected.sets and source not in tasks:
-                tasks[source] = Task(selected.sets[source])
-    return list(tasks.values())
+    behind = {
+        source: Task(selected.sets[source])
+        for task in tasks.values()
+        for source in (source_rollouts(task.captures) if task.whole else ())
+        if source in selected.sets and source not in tasks
+    }
+    return list(tasks.values()), list(behind.values())
 
 
 def _answering(reports: list[CohortReport]) -> list[CohortReport]:

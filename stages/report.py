@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -219,16 +220,16 @@ class Report:
 
     @property
     def first_divergent_stage(self) -> str | None:
-        """That of the first diverged cohort; of a rollout and its steps together the earliest."""
-        for cohort in self.cohorts:
-            if cohort.verdict == "diverged":
-                same = [
-                    one.first_divergent_stage
-                    for one in self.cohorts
-                    if one.rollout == cohort.rollout and one.first_divergent_stage
-                ]
-                return min(same, key=STAGE_NAMES.index)
-        return None
+        """That of the first diverged cohort; of a rollout and its first such step the earlier."""
+        diverged = [cohort for cohort in self.cohorts if cohort.verdict == "diverged"]
+        if not diverged:
+            return None
+        first = [diverged[0]]
+        if diverged[0].step_id is None:
+            steps = (one for one in diverged[1:] if one.rollout == diverged[0].rollout)
+            first += itertools.islice(steps, 1)
+        found = [one.first_divergent_stage for one in first if one.first_divergent_stage]
+        return min(found, key=STAGE_NAMES.index, default=None)
 
     @property
     def exit_code(self) -> int:

@@ -23,7 +23,7 @@ def judge_samples(cohort: LoadedCohort, sources: Sources) -> None:
     result.divergences = look.divergences
     result.max_abs_error = look.max_abs_error
     if look.mismatches:
-        result.message = f"{look.mismatches} of {cohort.table.num_rows} samples"
+        result.message = f"{look.mismatches} differences in {cohort.table.num_rows} samples"
     cohort.report.stages.append(result)
 
 

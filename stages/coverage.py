@@ -1,0 +1,100 @@
+"""Whether the recorded scalars of a loss verify it: all of them, for every sample, as they say."""
+
+from __future__ import annotations
+
+from trajreplay.schema.settings import LOSS_TERMS
+from trajreplay.stages.block import Block, LoadedCohort
+from trajreplay.stages.capability import ability
+from trajreplay.stages.outputs import Recorded, is_stated, recorded_outputs
+from trajreplay.stages.report import Finding
+
+STAGE = "loss.policy"
+
+
+def name_unstated_terms(cohort: LoadedCohort) -> None:
+    """Put first, beside a divergence, which terms of the loss the producer says nothing of."""
+    unstated = [name for name in LOSS_TERMS if getattr(cohort.settings.loss, name) is None]
+    if unstated:
+        cohort.report.findings.insert(
+            0,
+            Finding(
+                "settings.unstated",
+                "warning",
+                f"the producer does not say whether {', '.join(unstated)} were in force; the loss "
+                "is recomputed without them, and one that was in force explains a difference",
+                stage=STAGE,
+            ),
+        )
+
+
+def judge_coverage(block: Block, index: int, cohort: LoadedCohort) -> None:
+    """A loss of which a scalar is missing, unstated or not comparable is not verified."""
+    result = cohort.report.stages[-1]
+    columns = block.packed.table.column_names
+    needed = ability(STAGE, cohort.settings, cohort.owners[0].parallel, columns).writes
+    found = list(recorded_outputs(block, index, STAGE))
+    stated = [one for one in found if is_stated(one.output)]
+    comparable = [one for one in stated if one.complete and one.output.field in needed]
+    if not cohort.whole:
+        if not result.compared and result.verdict != "diverged":
+            result.verdict, result.isolated, result.chained = "skipped", None, None
+            result.message = "needs the whole cohort; --closure cohort asks for it"
+        elif left := len(stated) - len(comparable):
+            note = f"{left} scalars were not compared: they need the whole cohort"
+            result.message = f"{result.message}; {note}" if result.message else note
+        return
+    _note_denominators(cohort, stated)
+    missing = [name for name in needed if not _covered(name, comparable, cohort)]
+    if not missing or result.verdict == "diverged":
+        return
+    result.verdict = "unverified"
+    unclear = {one.output.field for one in found} - {one.output.field for one in stated}
+    unstated = sorted(unclear & set(missing))
+    absent = ", ".join(name for name in missing if name not in unstated)
+    result.message = "; ".join(
+        text
+        for text in (
+            f"not recorded for every sample: {absent}" if absent else "",
+            f"recorded without scope and reduction: {', '.join(unstated)}" if unstated else "",
+        )
+        if text
+    )
+
+
+def _note_denominators(cohort: LoadedCohort, stated: list[Recorded]) -> None:
+    """Say where a scalar was divided by a number that is no count of samples, or not as settled."""
+    total = sum(cohort.rows.values())
+    settled = cohort.settings.loss.batch_reduction
+    for one in stated:
+        output, notes = one.output, []
+        divided = output.denominator
+        if (
+            divided is not None
+            and divided not in (len(one.samples), total)
+            and output.values is None
+        ):
+            notes.append(
+                f"{output.field} was divided by {divided:g}; its scope holds {len(one.samples)} "
+                f"samples and the cohort {total}"
+            )
+        if output.scope == "global" and (output.reduction == "sum") != (settled == "sum"):
+            notes.append(
+                f"{output.field} is stated a {output.reduction} over the cohort, where "
+                f"loss.batch_reduction is {settled!r}"
+            )
+        cohort.report.findings += [
+            Finding("loss.denominator", "warning", note, stage=STAGE) for note in notes
+        ]
+
+
+def _covered(name: str, stated: list[Recorded], cohort: LoadedCohort) -> bool:
+    """Whether the scopes of a scalar hold every sample of the cohort."""
+    mine = [one for one in stated if one.output.field == name]
+    if any(one.output.scope == "global" for one in mine):
+        return True
+    places = {(one.entry.key.rank, one.output.scope, one.output.micro_batch_id) for one in mine}
+    return all(
+        {(rank, "rank", None), (rank, "sample", None), (rank, "micro_batch", batch)} & places
+        for (rank, batch), rows in cohort.micro_batches.items()
+        if rows
+    )

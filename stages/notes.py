@@ -1,0 +1,125 @@
+"""What is worth saying of a loaded cohort beside its stages: dtypes, copies, tolerances, NaN."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+
+from trajreplay.query.capture_sets import CaptureSet
+from trajreplay.schema.contracts import STAGE_NAMES, STAGE_OF_COLUMN
+from trajreplay.schema.entry import Entry
+from trajreplay.schema.tables import SAMPLE_TABLES
+from trajreplay.stages.block import LoadedCohort
+from trajreplay.stages.packed import list_lengths, packed_values
+from trajreplay.stages.report import CohortReport, Finding
+
+HALF_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def held_dtypes(owners: list[Entry], table: pa.Table, report: CohortReport) -> dict[str, str]:
+    """The coarsest dtype in which a producer held each column of its samples.
+
+    A half-precision dtype loosens the comparison, so that one which the values contradict is
+    reported and not believed.
+    """
+    precision = {"float64": 0, "float32": 1, "float16": 2, "bfloat16": 3}
+    found: dict[str, str] = {}
+    for entry in owners:
+        file = entry.file(SAMPLE_TABLES[entry.key.kind].name)
+        for name, seal in file.columns.items() if file is not None else ():
+            dtype = seal.source_dtype or ""
+            if dtype in HALF_DTYPES and name in table.column_names:
+                mine = table[name].filter(pc.equal(table["rank"], entry.key.rank))
+                if not _holds(mine, HALF_DTYPES[dtype]):
+                    message = (
+                        f"rank {entry.key.rank} says that it held {name} in {dtype}, which its "
+                        "values do not fit; judged as float32"
+                    )
+                    report.findings.append(Finding("dtype", "warning", message))
+                    dtype = "float32"
+            if precision.get(dtype, -1) > precision.get(found.get(name, ""), -1):
+                found[name] = dtype
+    return found
+
+
+def _holds(column: pa.ChunkedArray, dtype: torch.dtype) -> bool:
+    """Whether every value is one of a narrower dtype."""
+    if pa.types.is_list(column.type):
+        values = packed_values(column)
+    else:
+        values = torch.from_numpy(np.array(column.drop_null().to_numpy()))
+    return torch.equal(values.to(dtype).to(values.dtype).nan_to_num(), values.nan_to_num())
+
+
+def note_non_finite(cohort: LoadedCohort, names: list[str]) -> None:
+    """Locate NaN and infinities in columns that no stage reads: on trained tokens they diverge."""
+    table = cohort.table
+    mask = table["loss_mask"]
+    offsets = np.concatenate([[0], np.cumsum(list_lengths(mask))])
+    trained = (packed_values(mask) != 0).numpy()
+    for name in names:
+        column = table[name] if name in table.column_names else None
+        if column is None or column.null_count:
+            continue
+        per_token = pa.types.is_list(column.type)
+        values = packed_values(column).numpy() if per_token else column.to_numpy()
+        odd = (~np.isfinite(values)).nonzero()[0]
+        fatal = odd[trained[odd]] if per_token else odd
+        if not len(odd):
+            continue
+        first = int(fatal[0] if len(fatal) else odd[0])
+        row = int(np.searchsorted(offsets, first, side="right")) - 1 if per_token else first
+        token = first - int(offsets[row]) if per_token else None
+        sample_id = table["sample_id"][row].as_py()
+        where = f"{sample_id} token {token}" if per_token else sample_id
+        stage = "sample" if len(fatal) and "sample" in cohort.stages else None
+        cohort.report.findings.append(
+            Finding(
+                "non-finite.unread" if len(fatal) else "non-finite.masked",
+                "error" if stage else "warning",
+                f"{name}, which no declared stage reads, holds {len(odd)} NaN or infinite values, "
+                f"{len(fatal)} of them trained, first {float(values[first])} at {where}",
+                stage=stage,
+                sample_id=sample_id,
+                token=token,
+            )
+        )
+
+
+def note_copies(captures: CaptureSet, report: CohortReport) -> None:
+    """Report parallel copies that are not what their owner captured, at the earliest stage."""
+    for copy in captures.copies:
+        owner = captures.owner_of(copy)
+        differing_ranks = {one.rank for one in captures.copy_differences}
+        if owner is None or copy.outputs == owner.outputs or copy.key.rank in differing_ranks:
+            continue
+        differing = [one for one in (*copy.outputs, *owner.outputs) if one not in owner.outputs]
+        stage = (differing or owner.outputs)[0].stage
+        message = (
+            f"rank {copy.key.rank} is a copy of rank {owner.key.rank} and recorded other scalars"
+        )
+        report.findings.append(Finding("copy", "error", message, stage=stage))
+    for one in captures.copy_differences:
+        stages = {STAGE_OF_COLUMN.get(name, "sample") for name in one.columns}
+        stage = min(stages, key=STAGE_NAMES.index)
+        report.findings.append(Finding("copy", "error", str(one), stage=stage))
+
+
+def note_tolerances(cohort: LoadedCohort) -> None:
+    """Report captures that ask for a looser comparison than the policy's."""
+    for entry in cohort.owners:
+        for stage, own in entry.tolerances.items():
+            policy = cohort.tolerance(stage)
+            if own.loosens(policy):
+                cohort.report.findings.append(
+                    Finding(
+                        "tolerance",
+                        "warning",
+                        f"rank {entry.key.rank} asks for atol {own.atol:g}, rtol {own.rtol:g} at "
+                        f"{stage}, looser than the policy; judged by atol {policy.atol:g}, "
+                        f"rtol {policy.rtol:g}",
+                        stage=stage,
+                    )
+                )
