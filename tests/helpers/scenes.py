@@ -131,6 +131,14 @@ def the_stage(cohort: CohortReport | Report, stage: str) -> StageResult:
     return found
 
 
+def refusals(cohort: CohortReport | Report) -> str:
+    """Why a cohort, or which of its stages and why, are refused."""
+    if isinstance(cohort, Report):
+        (cohort,) = cohort.cohorts
+    stages = [f"{one.stage}: {one.message}" for one in cohort.stages if one.verdict == "refused"]
+    return "\n".join([cohort.refusal, *stages]).strip()
+
+
 def verdicts(cohort: CohortReport | Report) -> dict[str, str]:
     """The verdict of each stage that was declared."""
     if isinstance(cohort, Report):

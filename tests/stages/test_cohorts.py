@@ -14,6 +14,7 @@ from tests.helpers.scenes import (
     drawn,
     halves,
     places,
+    refusals,
     step_key,
     the_cohort,
     the_stage,
@@ -64,17 +65,17 @@ def test_the_same_sample_twice_from_one_rollout_is_refused(lake: Lake) -> None:
     write_whole(lake, {0: samples, 1: [twin]}, parallel={0: place, 1: place})
     cohort = the_cohort(lake.replay())
     assert cohort.verdict == "refused"
-    assert "'s-0'" in cohort.refusal
+    assert "'s-0'" in refusals(cohort)
 
 
 # Tensor-parallel copies.
 
 
 def _copies(lake: Lake, copy: list[Sample], step_id: int = 0) -> None:
-    samples = drawn()
-    shares = {0: samples, 1: copy}
+    shares = {0: drawn(), 1: copy}
     parallel = {rank: ParallelCoordinates(0, 1, rank, 2) for rank in shares}
-    write_whole(lake, shares, parallel=parallel, step_id=step_id)
+    expected = dict.fromkeys(shares, rank_sums(TRAINER, shares)[0])
+    write_whole(lake, shares, parallel=parallel, step_id=step_id, expected=expected)
 
 
 def test_equal_copies_are_counted_once(lake: Lake) -> None:
@@ -102,6 +103,16 @@ def test_an_unequal_copy_diverges_at_the_stage_of_its_column(
     assert f"rank 1 is a copy of rank 0 and differs in {column}" in finding.message
 
 
+def test_a_copy_that_recorded_another_loss_diverges(lake: Lake) -> None:
+    shares = {0: drawn(), 1: drawn()}
+    parallel = {rank: ParallelCoordinates(0, 1, rank, 2) for rank in shares}
+    expected = rank_sums(TRAINER, shares)
+    other = {**expected[1][0].values, "ppo_kl": 9.0}
+    expected[1] = [replace(expected[1][0], values=other)]
+    write_whole(lake, shares, parallel=parallel, expected=expected)
+    assert diverged(lake.replay()) == ["loss.policy"]
+
+
 def test_a_copy_with_other_samples_diverges(lake: Lake) -> None:
     _copies(lake, drawn()[:7])
     assert diverged(lake.replay())[0] == "sample"
@@ -121,7 +132,7 @@ def test_a_missing_rank_is_refused_and_named(lake: Lake) -> None:
     write_whole(lake, {0: shares[0]}, ranks=[0, 1])
     cohort = the_cohort(lake.replay())
     assert cohort.verdict == "refused"
-    assert "no capture of rank 1, expected ranks 0, 1" in cohort.refusal
+    assert "no capture of rank 1, expected ranks 0, 1" in refusals(cohort)
 
 
 def test_what_is_there_of_an_incomplete_cohort_is_at_best_unverified(lake: Lake) -> None:
@@ -185,14 +196,14 @@ def test_ranks_that_expect_others_are_refused(lake: Lake) -> None:
     write_whole(lake, {1: shares[1]}, ranks=[1, 2])
     cohort = the_cohort(lake.replay())
     assert cohort.verdict == "refused"
-    assert "rank 0 expects the ranks 0, 1, rank 1 expects 1, 2" in cohort.refusal
+    assert "rank 0 expects the ranks 0, 1, rank 1 expects 1, 2" in refusals(cohort)
 
 
 def test_a_cohort_known_to_have_more_samples_is_refused(lake: Lake) -> None:
     write_whole(lake, drawn(), cohort_size=9)
     cohort = the_cohort(lake.replay())
     assert cohort.verdict == "refused"
-    assert "8 samples were captured, expected cohort_size 9" in cohort.refusal
+    assert "8 samples were captured, expected cohort_size 9" in refusals(cohort)
 
 
 def test_a_dropped_capture_is_no_capture(lake: Lake) -> None:
@@ -210,7 +221,7 @@ def test_a_dropped_capture_is_no_capture(lake: Lake) -> None:
         capture.drop("queue full")
     cohort = the_cohort(lake.replay())
     assert cohort.verdict == "refused"
-    assert "rank 1 dropped its capture" in cohort.refusal
+    assert "rank 1 dropped its capture" in refusals(cohort)
 
 
 # Attempts.
@@ -246,7 +257,7 @@ def test_attempts_that_overlap_without_a_resume_are_refused_until_one_is_chosen(
     _attempt(lake, 1, 0)
     report = lake.replay()
     assert {one.verdict for one in report.cohorts} == {"refused"}
-    assert "attempts 0, 1" in report.cohorts[0].refusal
+    assert "attempts 0, 1" in refusals(report.cohorts[0])
     for attempt in (0, 1):
         assert lake.replay(attempt=attempt).verdict == "pass"
 

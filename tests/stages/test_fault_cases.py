@@ -13,6 +13,7 @@ import torch
 from tests.helpers.cohorts import Expected
 from tests.helpers.scenes import (
     diverged,
+    refusals,
     the_cohort,
     the_stage,
     write_rollout,
@@ -249,7 +250,7 @@ def _k061(lake: Lake, side: str) -> None:
     values = {"loss": _values(case, side, "loss"), "pg_loss": case["inputs"]["policy_loss"]}
     stated = _loss(lake, {0: [sample]}, values, settings=RecomputeConfig(use_kl_loss=True))
     assert stated.verdict == "refused"
-    assert "loss.use_kl_loss is True" in stated.refusal
+    assert "loss.use_kl_loss is True" in refusals(stated)
     other = Lake.create(Path(lake.path).parent / "unstated")
     unstated = _loss(other, {0: [sample]}, values)
     assert diverged(unstated) == ["loss.policy"]

@@ -29,6 +29,7 @@ from tests.helpers.scenes import (
     drawn,
     halves,
     places,
+    refusals,
     rollout_key,
     step_key,
     the_cohort,
@@ -271,7 +272,7 @@ def test_a_sample_named_twice_in_one_shard_is_refused(lake: Lake) -> None:
     change_value(lake, step_key(0), "sample_id", 2, lambda _: "s-0")
     cohort = the_cohort(lake.replay())
     assert cohort.verdict == "refused"
-    assert "'s-0'" in cohort.refusal
+    assert "'s-0'" in refusals(cohort)
 
 
 @pytest.mark.parametrize("column", ["log_probs", "kl", "advantages", "loss_mask"])
@@ -280,7 +281,9 @@ def test_a_ragged_tensor_is_refused_by_name(lake: Lake, column: str) -> None:
     change_value(lake, step_key(0), column, 2, lambda values: values[:-1])
     cohort = the_cohort(lake.replay())
     assert cohort.verdict == "refused"
-    assert f"'s-4' (rank 0): {column} has 4 values, expected response_length = 5" in cohort.refusal
+    assert f"'s-4' (rank 0): {column} has 4 values, expected response_length = 5" in refusals(
+        cohort
+    )
 
 
 def test_a_column_taken_out_is_missing(lake: Lake) -> None:
@@ -338,7 +341,7 @@ def test_a_list_of_sources_that_the_rows_contradict_is_refused(lake: Lake) -> No
     change_entry(lake, step_key(0), lambda entry: replace(entry, sources=((0, 9),)))
     step = the_cohort(lake.replay())
     assert step.verdict == "refused"
-    assert "its entry lists [(0, 9)]" in step.refusal
+    assert "its entry lists [(0, 9)]" in refusals(step)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
