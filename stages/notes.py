@@ -9,7 +9,7 @@ import torch
 
 from trajreplay.query.capture_sets import CaptureSet
 from trajreplay.schema.contracts import STAGE_NAMES, STAGE_OF_COLUMN
-from trajreplay.schema.entry import Entry
+from trajreplay.schema.entry import Entry, Output
 from trajreplay.schema.tables import SAMPLE_TABLES
 from trajreplay.stages.block import LoadedCohort
 from trajreplay.stages.packed import list_lengths, packed_values
@@ -90,21 +90,30 @@ def note_non_finite(cohort: LoadedCohort, names: list[str]) -> None:
 
 def note_copies(captures: CaptureSet, report: CohortReport) -> None:
     """Report parallel copies that are not what their owner captured, at the earliest stage."""
+    differing_ranks = {one.rank for one in captures.copy_differences}
     for copy in captures.copies:
         owner = captures.owner_of(copy)
-        differing_ranks = {one.rank for one in captures.copy_differences}
-        if owner is None or copy.outputs == owner.outputs or copy.key.rank in differing_ranks:
+        if owner is None or copy.key.rank in differing_ranks:
             continue
-        differing = [one for one in (*copy.outputs, *owner.outputs) if one not in owner.outputs]
-        stage = (differing or owner.outputs)[0].stage
-        message = (
-            f"rank {copy.key.rank} is a copy of rank {owner.key.rank} and recorded other scalars"
-        )
-        report.findings.append(Finding("copy", "error", message, stage=stage))
+        # Often one rank records the scalars of all: one that a copy lacks is no difference.
+        theirs = {_scalar(one): repr(one) for one in owner.outputs}
+        for mine in copy.outputs:
+            if theirs.get(_scalar(mine), repr(mine)) != repr(mine):
+                message = (
+                    f"rank {copy.key.rank} is a copy of rank {owner.key.rank} and recorded another "
+                    f"{mine.field}: {mine.value if mine.values is None else mine.values}"
+                )
+                report.findings.append(Finding("copy", "error", message, stage=mine.stage))
+                break
     for one in captures.copy_differences:
         stages = {STAGE_OF_COLUMN.get(name, "sample") for name in one.columns}
         stage = min(stages, key=STAGE_NAMES.index)
         report.findings.append(Finding("copy", "error", str(one), stage=stage))
+
+
+def _scalar(output: Output) -> tuple[str | None, ...]:
+    """Which scalar of a capture an output is; compared by its text, a NaN equals itself."""
+    return output.stage, output.field, output.scope, output.micro_batch_id
 
 
 def note_tolerances(cohort: LoadedCohort) -> None:

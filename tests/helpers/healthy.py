@@ -299,7 +299,7 @@ def _write_whole(
     parallel = {rank: ParallelCoordinates(rank, ranks) for rank in shares}
     if draw.chance(0.1):
         copy = ranks
-        shares[copy], expected[copy] = shares[0], expected[0]
+        shares[copy], expected[copy] = shares[0], expected[0] if draw.chance(0.5) else []
         parallel |= {
             0: ParallelCoordinates(0, ranks, 0, 2),
             copy: ParallelCoordinates(0, ranks, 1, 2),

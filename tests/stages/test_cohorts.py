@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.cohorts import STEP_STAGES, Expected, rank_sums, terms
+from tests.helpers.cohorts import ALL_STAGES, STEP_STAGES, Expected, rank_sums, terms
 from tests.helpers.healthy import RECORDINGS
 from tests.helpers.mutate import change_value
 from tests.helpers.scenes import (
@@ -110,7 +110,29 @@ def test_a_copy_that_recorded_another_loss_diverges(lake: Lake) -> None:
     other = {**expected[1][0].values, "ppo_kl": 9.0}
     expected[1] = [replace(expected[1][0], values=other)]
     write_whole(lake, shares, parallel=parallel, expected=expected)
-    assert diverged(lake.replay()) == ["loss.policy"]
+    report = lake.replay()
+    assert diverged(report) == ["loss.policy"]
+    finding = next(one for one in report.cohorts[0].findings if one.check == "copy")
+    assert "recorded another ppo_kl: 9.0" in finding.message
+
+
+def test_a_copy_may_leave_the_scalars_to_its_owner(lake: Lake) -> None:
+    shares = {0: drawn(), 1: drawn()}
+    parallel = {rank: ParallelCoordinates(0, 1, rank, 2) for rank in shares}
+    expected = {0: rank_sums(TRAINER, shares)[0]}
+    write_whole(lake, shares, parallel=parallel, expected=expected)
+    assert lake.replay().verdict == "pass"
+
+
+def test_a_scalar_that_is_no_number_on_owner_and_copy_is_no_difference_of_theirs(
+    lake: Lake,
+) -> None:
+    shares = {0: drawn(), 1: drawn()}
+    parallel = {rank: ParallelCoordinates(0, 1, rank, 2) for rank in shares}
+    unstated = [Expected({"grad_norm": float("nan")})]
+    expected = {rank: [*calls, *unstated] for rank, calls in rank_sums(TRAINER, shares).items()}
+    write_whole(lake, shares, parallel=parallel, expected=expected)
+    assert {one.check for one in lake.replay().cohorts[0].findings} == {"handoff"}
 
 
 def test_a_copy_with_other_samples_diverges(lake: Lake) -> None:
@@ -467,6 +489,24 @@ def test_a_step_is_judged_with_the_rollouts_that_it_consumed_from(lake: Lake) ->
     assert diverged(step) == ["sample"]
     named = the_stage(step, "sample").divergences
     assert {one.sample_id for one in named} <= {f"s-{row}" for row in range(8)}
+
+
+def test_a_step_that_is_selected_alone_says_what_its_rollouts_found(lake: Lake) -> None:
+    first, second = drawn(rollout_id=0), drawn(rollout_id=1)
+    for one in second:
+        one.reward = one.raw_reward
+    TRAINER.estimate(second)
+    write_rollout(lake, first)
+    write_rollout(lake, second)
+    write_step(lake, [*first, *second], rollout_id=1)
+    write_step(lake, first, rollout_id=1, step_id=1)
+    (step,) = lake.replay(steps=[(1, 0)]).cohorts
+    assert step.first_divergent_stage == "reward.post_process"
+    assert "rollout 1" in the_stage(step, "reward.post_process").message
+    assert the_stage(step, "loss.policy").inherited
+    (other,) = lake.replay(steps=[(1, 1)]).cohorts
+    assert other.verdict == "pass"
+    assert verdicts(other) == dict.fromkeys(ALL_STAGES, "pass")
 
 
 def test_a_lake_of_several_runs_keeps_them_apart(lake: Lake) -> None:
