@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.helpers.cohorts import STEP_COLUMNS
+from tests.helpers.cohorts import STEP_COLUMNS, rank_sums
 from tests.helpers.scenes import (
     WAY,
     diverged,
@@ -263,10 +263,7 @@ def test_a_fault_of_the_rollout_is_inherited_by_its_steps_and_named_once(lake: L
 
 def test_advantages_overwritten_after_the_loss_are_a_suspect_intermediate(lake: Lake) -> None:
     samples = drawn()
-    expected = None
     shares = halves(samples)
-    from tests.helpers.cohorts import rank_sums
-
     expected = rank_sums(Trainer(WAY), shares)
     for one in samples:
         one.columns["advantages"] = one.columns["advantages"] * 3.0
@@ -299,8 +296,6 @@ def test_log_probs_overwritten_after_the_loss_are_named_at_the_handoff(lake: Lak
     samples = drawn()
     write_rollout(lake, samples)
     shares = halves(samples)
-    from tests.helpers.cohorts import rank_sums
-
     expected = rank_sums(Trainer(WAY), shares)
     changed = [one.copy() for one in samples]
     for one in changed:
