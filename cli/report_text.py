@@ -128,7 +128,14 @@ class ReportText:
             found = (f"{counts[one]} {one}" for one in _VERDICTS if counts[one])
             parts = f"of {cohorts} {', '.join(found)}"
         stage = report.first_divergent_stage
-        return f"{verdict}: {f'first divergent stage {stage}; ' if stage else ''}{parts}"
+        skipped = {
+            one.stage
+            for cohort in self._cohorts
+            for one in cohort.stages
+            if one.verdict == "skipped"
+        }
+        left = f"; not compared: {', '.join(sorted(skipped))}" if skipped else ""
+        return f"{verdict}: {f'first divergent stage {stage}; ' if stage else ''}{parts}{left}"
 
     def _painted(self, text: str, verdict: str) -> str:
         if not self._color or verdict not in _COLORS:

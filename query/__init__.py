@@ -15,7 +15,7 @@ from trajreplay.query.info import Inspection, info, inspect
 from trajreplay.query.lineage import Lineage, lineages
 from trajreplay.query.predicates import matching_rows
 from trajreplay.query.reading import read_columns
-from trajreplay.query.row_masks import SelectedSet
+from trajreplay.query.row_masks import SelectedSet, rows_named
 from trajreplay.query.samples import SAMPLES
 from trajreplay.query.selection import Selected, Selection, select
 from trajreplay.query.sql import SqlQuery, SqlResult, run_sql
@@ -47,6 +47,7 @@ __all__ = [
     "lineages",
     "matching_rows",
     "read_columns",
+    "rows_named",
     "run_sql",
     "select",
     "short_groups",

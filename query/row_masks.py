@@ -183,3 +183,8 @@ def refuse_absent(option: str, named: Iterable[Any], there: Collection[Any]) -> 
 
 def _mask_of(rows: int, matching: pa.Array) -> Mask:
     return pc.is_in(pa.array(range(rows), pa.int32()), value_set=matching)
+
+
+def rows_named(store: Store, captures: CaptureSet, samples: tuple[str, ...]) -> SelectedSet:
+    """The rows of a capture set that hold these samples; a name that it lacks selects nothing."""
+    return RowFinder(store, Named(samples=samples), (), None).rows_of(captures)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trajreplay.schema.contracts import stage_named
 from trajreplay.schema.settings import LOSS_TERMS
 from trajreplay.stages.block import Block, LoadedCohort
 from trajreplay.stages.capability import ability
@@ -48,13 +49,18 @@ def judge_coverage(block: Block, index: int, cohort: LoadedCohort) -> None:
     if not missing or result.verdict == "diverged":
         return
     result.verdict = "unverified"
+    known = stage_named(STAGE).scalars
+    unknown = sorted({one.output.field for one in found} - set(known))
     unclear = {one.output.field for one in found} - {one.output.field for one in stated}
     unstated = sorted(unclear & set(missing))
     absent = ", ".join(name for name in missing if name not in unstated)
     result.message = "; ".join(
         text
         for text in (
-            f"not recorded for every sample: {absent}" if absent else "",
+            f"not recorded over the whole cohort: {absent}; give them with capture.expected"
+            if absent
+            else "",
+            f"recorded and not known: {', '.join(unknown)}" if unknown else "",
             f"recorded without scope and reduction: {', '.join(unstated)}" if unstated else "",
         )
         if text

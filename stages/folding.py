@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from trajreplay.query import CaptureSet, Cohort, source_rollouts
 from trajreplay.schema.contracts import STAGE_NAMES
-from trajreplay.stages.report import CohortReport, Finding, StageVerdict
+from trajreplay.stages.report import CohortReport, Finding, StageResult, StageVerdict
 
 _WORST_FIRST: tuple[StageVerdict, ...] = (
     "diverged",
@@ -53,10 +53,9 @@ def _fold(step: CohortReport, rollout: CohortReport, folded: set[str]) -> None:
         mine = own.get(result.stage)
         if result.verdict not in _WORST_FIRST:
             continue
-        if mine is not None and mine.verdict != "not-declared":
-            worse = _WORST_FIRST.index(result.verdict) < _WORST_FIRST.index(mine.verdict)
-            if result.stage not in folded or not worse:
-                continue
+        declared = mine is not None and mine.verdict != "not-declared"
+        if mine and declared and not (result.stage in folded and _badness(result) > _badness(mine)):
+            continue
         folded.add(result.stage)
         message = f"{where}: {result.message}" if result.message else where
         own[result.stage] = replace(result, message=message)
@@ -66,3 +65,8 @@ def _fold(step: CohortReport, rollout: CohortReport, folded: set[str]) -> None:
         for one in rollout.findings
         if one.severity != "info"
     ]
+
+
+def _badness(result: StageResult) -> tuple[int, bool]:
+    """The worse verdict tells more, and of equal ones that which inherits something."""
+    return -_WORST_FIRST.index(result.verdict), result.inherited

@@ -133,6 +133,9 @@ def _load(
     held = _held_columns(owners, table.name)
     abilities = _choose_stages(owners, report, asked, held)
     if not abilities:
+        if not lead.contracts:
+            message = "no stage was declared: give stages=[...] to Lake.capture"
+            report.findings.append(Finding("nothing-declared", "warning", message))
         return report
     reads = {name for one in abilities.values() for name in one.reads}
     writes = {name for one in abilities.values() for name in one.writes if name in table}
@@ -195,7 +198,7 @@ def _read_rows(
             micro_batches[rank, None] = part.num_rows
         part = part.append_column("rank", pa.array(np.full(part.num_rows, rank, np.int32)))
         part = part.append_column("row", pa.array(np.arange(part.num_rows, dtype=np.int64)))
-        tables.append(_chosen(part, rows, rank))
+        tables.append(chosen_rows(part, rows, rank))
     return pa.concat_tables(tables), totals, dict(micro_batches)
 
 
@@ -215,7 +218,8 @@ def _per_micro_batch(owners: list[Entry]) -> bool:
     return any(one.scope == "micro_batch" for entry in owners for one in entry.outputs)
 
 
-def _chosen(part: pa.Table, rows: Mapping[int, Mask] | None, rank: int) -> pa.Table:
+def chosen_rows(part: pa.Table, rows: Mapping[int, Mask] | None, rank: int) -> pa.Table:
+    """The rows of one rank that a task asks for."""
     if rows is None:
         return part
     if rank not in rows:

@@ -11,13 +11,16 @@ from trajreplay.query import (
     Selection,
     also_consumed_by,
     close,
+    read_columns,
+    rows_named,
     select,
     source_rollouts,
 )
 from trajreplay.schema.contracts import V1_STAGES
+from trajreplay.schema.tables import TABLES
 from trajreplay.stages.folding import fold_sources
 from trajreplay.stages.judge import DEFAULT_MEMORY_BYTES, replay_tasks
-from trajreplay.stages.loading import Task
+from trajreplay.stages.loading import Task, chosen_rows
 from trajreplay.stages.report import COMPARED, CohortReport, Finding, Report
 
 
@@ -59,19 +62,39 @@ def replay(
 
 
 def _tasks(catalog: Catalog, selected: Selected) -> tuple[list[Task], list[Task]]:
-    """What is selected, closed; and the rollouts behind whole steps of it that are not."""
+    """What is selected, closed; and what is not of the rollouts that its steps consumed from."""
     tasks: dict[Cohort, Task] = {}
     for one in selected:
         closure = close(catalog.store, one, selected.selection.closure)
         rows = None if closure.whole else closure.rows
         tasks[one.captures.cohort] = Task(one.captures, rows, closure.whole, closure.problems)
-    behind = {
-        source: Task(selected.sets[source])
-        for task in tasks.values()
-        for source in (source_rollouts(task.captures) if task.whole else ())
-        if source in selected.sets and source not in tasks
-    }
+    behind: dict[Cohort, Task] = {}
+    for task in tasks.values():
+        for source in source_rollouts(task.captures):
+            if source not in selected.sets or source in tasks:
+                continue
+            captures = selected.sets[source]
+            if task.whole or source in behind or not captures.complete:
+                behind[source] = Task(captures)  # several parts of it are wanted, or it is refused
+                continue
+            ids = _consumed(catalog, task, source)
+            closure = close(catalog.store, rows_named(catalog.store, captures, ids))
+            rows = None if closure.whole else closure.rows
+            behind[source] = Task(captures, rows, closure.whole, closure.problems)
     return list(tasks.values()), list(behind.values())
+
+
+def _consumed(catalog: Catalog, task: Task, source: Cohort) -> tuple[str, ...]:
+    """The samples of a rollout among the rows of a task."""
+    names = ("sample_id", "source_attempt", "source_rollout_id")
+    place = (source.attempt, source.rollout_id)
+    found: list[str] = []
+    for entry in task.captures.owners:
+        table = read_columns(catalog.store, entry, TABLES["steps"], names)
+        rows = chosen_rows(table, task.rows, entry.key.rank)
+        ids, *where = (column.to_pylist() for column in rows.columns)
+        found += [name for name, *one in zip(ids, *where, strict=True) if tuple(one) == place]
+    return tuple(found)
 
 
 def _answering(reports: list[CohortReport]) -> list[CohortReport]:

@@ -32,7 +32,7 @@ from trajreplay.writer.draft import make_draft, make_origin
 from trajreplay.writer.encode import ListColumn, encode_column, tensor_column
 from trajreplay.writer.outputs import PerField, make_outputs, wrong_counts
 from trajreplay.writer.ragged import wrong_lengths
-from trajreplay.writer.samples import SampleColumns, encode_samples
+from trajreplay.writer.samples import SampleColumns, check_records, encode_samples
 
 
 class CaptureBuilder:
@@ -124,7 +124,7 @@ class CaptureBuilder:
                 hint="Hand over all samples of the capture at once.",
             )
         self._samples = encode_samples(
-            list(records), self.key, self._table, self._redaction, reward_dtype
+            check_records(records), self.key, self._table, self._redaction, reward_dtype
         )
 
     def tensor(
@@ -236,6 +236,11 @@ class CaptureBuilder:
             key = self.key._replace(part=DROPPED)
             dropped = replace(self._draft, key=key, status="dropped", reason=self._dropped)
             return commit_entry(self._store, dropped)
+        if self._samples is None and self._tensors:
+            raise CaptureError(
+                f"capture of {self.key}: tensors were handed over and samples() was not called",
+                hint="Nothing was committed. Call samples() with one record per sample.",
+            )
         if problems := self._ragged():
             raise CaptureError(
                 f"capture of {self.key}: {len(problems)} ragged rows:\n  {listed(problems)}",

@@ -147,7 +147,9 @@ def _facts(entry: Entry) -> dict[str, object]:
     facts |= {f"settings.{section}": values for section, values in entry.settings_tree.items()}
     for file in entry.files:
         facts["rows"] = file.rows
-        facts |= {f"column {name}": seal.digest[:12] for name, seal in file.columns.items()}
+        for name, seal in file.columns.items():
+            held = f" held in {seal.source_dtype}" if seal.source_dtype else ""
+            facts[f"column {name}"] = f"{seal.digest[:12]}{held}"
     for one in entry.outputs:
         where = f" of {one.micro_batch_id}" if one.micro_batch_id else ""
         facts[f"output {one.stage}.{one.field}{where}"] = one.value

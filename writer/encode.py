@@ -140,7 +140,7 @@ def _inexact(column: Column, flat: Flat, values: Array, wrong: Array) -> Capture
     if flat.lengths is not None:
         row = int(np.searchsorted(np.cumsum(flat.lengths), first, side="right"))
         where = f" of row {row}"
-    expected = column.type.value_type
+    expected = "float32" if column.is_floating else column.type.value_type
     return CaptureError(
         f"{column.name} has {len(wrong)} values that {expected} cannot hold exactly, the first"
         f"{where} is {values[first].item()!r} of {flat.dtype}",

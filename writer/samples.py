@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from trajreplay.writer.ragged import mask_problems
 
 _IDS = ("sample_id", "group_id", "rollout_partition_id", "consumer_batch_id", "micro_batch_id")
 _REWARDS = ("raw_reward", "reward")
+_TEXTS = ("prompt", "response", "label", "tool_output")
 _COUNTS = {
     "response_length": 2**31 - 1,
     "total_length": 2**31 - 1,
@@ -31,6 +32,34 @@ _COUNTS = {
 }
 _NEVER_NULL = ("response_length", "total_length")
 _PLAIN_ID_CHARACTERS = 42  # percent-encoding takes three bytes a character, an id has 128
+
+
+def check_records(records: Any) -> list[SampleRecord]:
+    """Return what was handed over as a list of records.
+
+    Raises:
+        CaptureError: It is no sequence of `SampleRecord`, or a record has text that is none.
+    """
+    hint = "capture.samples([SampleRecord(sample_id=..., ...), ...])"
+    if not isinstance(records, Iterable):
+        kind = type(records).__name__
+        raise CaptureError(
+            f"samples() was given one {kind}, expected a sequence of SampleRecord", hint=hint
+        )
+    found = list(records)
+    for row, one in enumerate(found):
+        if not isinstance(one, SampleRecord):
+            kind = type(one).__name__
+            raise CaptureError(
+                f"samples() was given a {kind} in row {row}, expected SampleRecord", hint=hint
+            )
+        for name in _TEXTS:
+            if not isinstance(getattr(one, name), str | None):
+                raise CaptureError(
+                    f"row {row}, sample {one.sample_id!r}: {name} is "
+                    f"{getattr(one, name)!r}, expected text",
+                )
+    return found
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,8 @@ def train(config: TrainingConfig, lake_path: Path) -> Iterator["RolloutReport"]:
             )
             for rank in range(config.ranks)
         ]
+        # A request to end must end the ranks too, as an interrupt does.
+        before = signal.signal(signal.SIGTERM, _end)
         try:
             for process in ranks:
                 process.start()
@@ -79,6 +81,11 @@ def train(config: TrainingConfig, lake_path: Path) -> Iterator["RolloutReport"]:
                 if process.pid is not None:
                     process.kill()
                     process.join()
+            signal.signal(signal.SIGTERM, before)
+
+
+def _end(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _checked(message: "RolloutReport | Failure", lake_path: Path) -> "RolloutReport":

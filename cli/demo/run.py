@@ -1,7 +1,9 @@
 """The demo from end to end: a fresh lake, the training into it, the replay of it, the verdict."""
 
+import os
 import shlex
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -162,16 +164,22 @@ class Outcome:
 
     def _next_commands(self) -> Iterator[str]:
         lake = f"--lake {shlex.quote(str(self.lake_path))}"
+        name = "trajreplay" if shutil.which("trajreplay") else _own_path()
         yield "Next:"
-        yield f"  trajreplay info {lake}"
+        yield f"  {name} info {lake}"
         if self.diverged:
-            yield f"  trajreplay replay {lake} {_selection(self.diverged[0])}"
+            yield f"  {name} replay {lake} {_selection(self.diverged[0])}"
         yield (
-            f"  trajreplay sql {lake} "
+            f"  {name} sql {lake} "
             '"select rollout_id, avg(raw_reward) from rollouts group by 1 order by 1"'
         )
-        other = next(name for name in FAULTS if name != self.fault.name)
-        yield f"  trajreplay demo {lake} --force --fault {other}"
+        other = next(fault for fault in FAULTS if fault != self.fault.name)
+        yield f"  {name} demo {lake} --force --fault {other}"
+
+
+def _own_path() -> str:
+    """How this command was called, for a shell that would not find it by its name."""
+    return os.path.relpath(sys.argv[0]) if sys.argv[0].endswith("trajreplay") else "trajreplay"
 
 
 def run_demo(

@@ -120,7 +120,6 @@ def test_a_flipped_bit_in_a_column_that_is_read_is_refused(lake: Lake, where: fl
     with pytest.raises(DatasetError, match=f"{path.name}") as caught:
         read(lake, "log_probs")
     assert "trajreplay validate" in caught.value.hint
-    assert read(lake, "reward").num_rows == 4
 
 
 @pytest.mark.parametrize("cut", [1, 8, 100, 10**9])

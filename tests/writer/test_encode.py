@@ -117,7 +117,7 @@ def test_float64_that_float32_holds_is_taken_and_remembered(values: list[float])
 
 @pytest.mark.parametrize("number", [0.1, 1e300, 5e-324, 16777217.0])
 def test_float64_that_float32_cannot_hold_is_refused_with_what_to_do(number: float) -> None:
-    with pytest.raises(CaptureError, match=r"log_probs has 1 values that float .*\n\nCast them"):
+    with pytest.raises(CaptureError, match=r"log_probs has 1 values that float32 .*\n\nCast them"):
         encode_column(FLOATS, torch.tensor([1.0, number], dtype=torch.float64), np.array([2]))
 
 
