@@ -36,6 +36,18 @@ def _as_sink_error() -> Iterator[None]:
         raise SinkError(str(error)) from error
 
 
+def _refuse_target(target: Path) -> None:
+    """Refuse to replace what is no plain file, or anything of a lake."""
+    if target.is_symlink() or (target.exists() and not target.is_file()):
+        raise click.UsageError(
+            f"-o {str(target)!r} is a link, folder or device, expected a regular file or a new one"
+        )
+    if any((folder / "lake.json").is_file() for folder in target.parents):
+        raise click.UsageError(
+            f"-o {str(target)!r} is inside a lake, which only captures write to; expected elsewhere"
+        )
+
+
 class Sink:
     """A stream for bytes whose failures are SinkError."""
 
@@ -131,6 +143,7 @@ class Output:
             sink.flush()
             return
         target = self.path.absolute()
+        _refuse_target(target)
         with _as_sink_error():
             handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         aside = Path(name)

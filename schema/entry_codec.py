@@ -123,11 +123,11 @@ def _entry(tree: dict[str, Any], key: CaptureKey, data: bytes, path: str) -> Ent
     entry: Entry = object.__new__(Entry)
     vars(entry).update(
         key=key,
-        expected_ranks=tuple(map(exact.whole, exact.array(tree["expected_ranks"]))),
+        expected_ranks=tuple(map(exact.rank, exact.array(tree["expected_ranks"]))),
         status=exact.one_of(tree["status"], STATUSES),
         owner=exact.typed(tree["owner"], bool),
         cohort_size=exact.optional(tree["cohort_size"], exact.whole),
-        created_us=exact.whole(tree["created_us"]),
+        created_us=exact.time_us(tree["created_us"]),
         parallel=_parallel(exact.tree(tree["parallel"])),
         resumed_from=exact.optional(tree["resumed_from"], _resume_point),
         sources=tuple(map(_source, exact.array(tree["sources"]))),

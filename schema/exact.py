@@ -34,15 +34,25 @@ def tree(value: Any) -> dict[str, Any]:
     return typed(value, dict)
 
 
-def whole(value: Any) -> int:
-    """A non-negative integer.
+def whole(value: Any, limit: int = 2**63 - 1) -> int:
+    """A non-negative integer that a table can hold.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is none, or above `limit`.
     """
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no non-negative integer")
+    if type(value) is not int or not 0 <= value <= limit:
+        raise ValueError(f"{value!r} is no integer from 0 to {limit}")
     return value
+
+
+def rank(value: Any) -> int:
+    """A rank: an integer that fits 32 bits."""
+    return whole(value, 2**31 - 1)
+
+
+def time_us(value: Any) -> int:
+    """Microseconds since 1970, up to the year 9999."""
+    return whole(value, 253_402_300_799_999_999)
 
 
 def one_of(value: Any, allowed: tuple[str, ...]) -> str:

@@ -154,6 +154,9 @@ class Settings:
                 f"expected {', '.join([*known, 'handoff'])}",
                 hint="They were written by a newer version: upgrade trajreplay to replay them.",
             )
+        for name in (*known, "handoff"):
+            if not isinstance(tree.get(name, {}), Mapping):
+                raise SchemaError(f"settings.{name} is {tree[name]!r}, expected an object")
         sections: dict[str, Any] = {
             name: _section(kind, name, tree.get(name, {})) for name, kind in known.items()
         }

@@ -8,6 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from trajreplay.query.closure import short_groups
+from trajreplay.query.scanning import decoded_bytes
+from trajreplay.schema.columns import Table
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError, listed
 from trajreplay.schema.tables import SAMPLE_TABLES
@@ -32,6 +34,24 @@ def check_agreement(owners: list[Entry]) -> None:
                     f"ranks {owners[0].key.rank} and {entry.key.rank} disagree on their "
                     f"{name.removesuffix('_tree')}: the ranks of a capture set share one arithmetic"
                 )
+
+
+def check_memory(owners: list[Entry], table: Table, columns: list[str], memory_bytes: int) -> None:
+    """Refuse a cohort that would not fit, from the counts of its entries, before it is read.
+
+    Raises:
+        DatasetError: Its columns take more than the replay may.
+    """
+    needed = sum(
+        decoded_bytes(file, [table[name] for name in columns if name in file.columns])
+        for entry in owners
+        if (file := entry.file(table.name)) is not None
+    )
+    if needed > memory_bytes:
+        raise DatasetError(
+            f"{owners[0].key}: its samples take {needed:,} bytes in memory, expected at most "
+            f"{memory_bytes:,}; allow more with --memory"
+        )
 
 
 def check_unique(entry: Entry, rows: pa.Table, seen: set[tuple[object, ...]]) -> None:

@@ -102,7 +102,7 @@ def compare_elements(
     if bool(within.all()):
         return Compared(looks, None)
     outside = (~within).nonzero().squeeze(1)
-    inside_bound = error[outside] <= slack(outside)
+    inside_bound = (error[outside] <= slack(outside)) & (error[outside] < torch.inf)
     differing = outside[~inside_bound]
     edges = torch.tensor(bounds[1:])
     for index in torch.searchsorted(edges, outside[inside_bound], right=True).tolist():
@@ -130,7 +130,7 @@ def compare_scalar(
     look = Look(compared=1, max_abs_error=error)
     if error <= tolerance.atol + tolerance.rtol * abs(divergence.recomputed) and error < torch.inf:
         return look
-    if error <= slack():
+    if error <= slack() and error < torch.inf:
         look.undecided = 1
     else:
         look.mismatches, look.divergences = 1, [divergence]

@@ -44,7 +44,10 @@ def judge_coverage(block: Block, index: int, cohort: LoadedCohort) -> None:
             note = f"{left} scalars were not compared: they need the whole cohort"
             result.message = f"{result.message}; {note}" if result.message else note
         return
-    _note_denominators(cohort, stated)
+    odd = _odd_denominators(cohort, stated)
+    if odd and result.verdict != "diverged":
+        result.verdict, result.message = "unverified", odd[0]
+        return
     missing = [name for name in needed if not _covered(name, comparable, cohort)]
     if not missing or result.verdict == "diverged":
         return
@@ -67,30 +70,28 @@ def judge_coverage(block: Block, index: int, cohort: LoadedCohort) -> None:
     )
 
 
-def _note_denominators(cohort: LoadedCohort, stated: list[Recorded]) -> None:
-    """Say where a scalar was divided by a number that is no count of samples, or not as settled."""
-    total = sum(cohort.rows.values())
-    settled = cohort.settings.loss.batch_reduction
+def _odd_denominators(cohort: LoadedCohort, stated: list[Recorded]) -> list[str]:
+    """Scalars divided by a number that is no count of samples: nothing says that it is right."""
+    total, settled = sum(cohort.rows.values()), cohort.settings.loss.batch_reduction
+    odd: list[str] = []
     for one in stated:
-        output, notes = one.output, []
-        divided = output.denominator
-        if (
-            divided is not None
-            and divided not in (len(one.samples), total)
-            and output.values is None
-        ):
-            notes.append(
-                f"{output.field} was divided by {divided:g}; its scope holds {len(one.samples)} "
-                f"samples and the cohort {total}"
+        output = one.output
+        counts = {len(one.samples), total, cohort.owners[0].cohort_size}
+        divided = output.denominator if output.values is None else None
+        if divided is not None and divided not in counts:
+            odd.append(
+                f"{output.field} was divided by {divided:g}, which is no count of its samples: its "
+                f"scope holds {len(one.samples)}, the cohort {total}"
             )
         if output.scope == "global" and (output.reduction == "sum") != (settled == "sum"):
-            notes.append(
+            message = (
                 f"{output.field} is stated a {output.reduction} over the cohort, where "
                 f"loss.batch_reduction is {settled!r}"
             )
-        cohort.report.findings += [
-            Finding("loss.denominator", "warning", note, stage=STAGE) for note in notes
-        ]
+            cohort.report.findings.append(
+                Finding("loss.reduction", "warning", message, stage=STAGE)
+            )
+    return odd
 
 
 def _covered(name: str, stated: list[Recorded], cohort: LoadedCohort) -> bool:

@@ -63,6 +63,8 @@ def _match(cohort: LoadedCohort, sources: Sources, look: Look) -> Iterator[Match
         source = sources.find(report.run_id, attempt, rollout_id)
         if isinstance(source, str):
             message = f"handoffs are not compared: {source}"
+            if " is refused: " in source:  # what is there and broken excuses nothing
+                report.refusal = report.refusal or message
             report.findings.append(Finding("handoff", "info", message, stage="sample"))
             continue
         mine = ((attempts == attempt) & (rollouts == rollout_id)).nonzero()[0]

@@ -69,7 +69,14 @@ def replay_tasks(
         for batch in _batches(ordered, budget):
             for kind in ("rollout", "step"):
                 found = [
-                    load_cohort(store, task, sources, stages=stages, allow_partial=allow_partial)
+                    load_cohort(
+                        store,
+                        task,
+                        sources,
+                        stages=stages,
+                        allow_partial=allow_partial,
+                        memory_bytes=memory_bytes,
+                    )
                     for task in batch
                     if task.captures.kind == kind
                 ]

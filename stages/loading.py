@@ -24,11 +24,18 @@ from trajreplay.stages.checks import (
     check_agreement,
     check_groups,
     check_lengths,
+    check_memory,
     check_missing,
     check_sources,
     check_unique,
 )
-from trajreplay.stages.notes import held_dtypes, note_copies, note_non_finite, note_tolerances
+from trajreplay.stages.notes import (
+    held_dtypes,
+    note_copies,
+    note_non_finite,
+    note_tolerances,
+    note_unread_outputs,
+)
 from trajreplay.stages.report import CohortReport, Finding, StageResult
 from trajreplay.stages.sources import TWINS, Source, Sources, fill_from_sources
 
@@ -80,6 +87,7 @@ def load_cohort(
     *,
     stages: Collection[str] = (),
     allow_partial: bool = False,
+    memory_bytes: int = 2 << 30,
 ) -> LoadedCohort | CohortReport:
     """Read what the stages of one capture set need.
 
@@ -89,6 +97,7 @@ def load_cohort(
         sources: The rollouts that steps consumed from.
         stages: Stages asked for; all declared ones if empty.
         allow_partial: Whether to replay what is there of an incomplete capture set.
+        memory_bytes: What the samples may take in memory.
 
     Returns:
         The loaded cohort, or a report that says why the cohort is refused or has nothing to run.
@@ -109,7 +118,7 @@ def load_cohort(
             report.partial = True
             for gap in captures.gaps:
                 report.findings.append(Finding("completeness", "warning", gap))
-        return _load(store, task, sources, report, stages)
+        return _load(store, task, sources, report, stages, memory_bytes)
     except TrajReplayError as error:
         report.refusal = error.message
         report.findings.append(Finding("refused", "error", error.message))
@@ -122,13 +131,14 @@ def _load(
     sources: Sources,
     report: CohortReport,
     asked: Collection[str],
+    memory_bytes: int,
 ) -> LoadedCohort | CohortReport:
     captures = task.captures
     owners = list(captures.owners)
     lead = owners[0] if owners else None
     if lead is None:
         raise DatasetError(f"{captures.cohort}: no captured rank owns its samples")
-    check_agreement(owners)
+    check_agreement(list(captures.entries))
     table = SAMPLE_TABLES[captures.kind]
     held = _held_columns(owners, table.name)
     abilities = _choose_stages(owners, report, asked, held)
@@ -150,7 +160,10 @@ def _load(
     odd = _unread_non_finite(owners, table, {*names, *reads, *writes, *optional})
     wanted = dict.fromkeys([*names, *batches, *sorted(reads | writes), *optional, *sizes, *odd])
     read = [name for name in wanted if name in (*names, *batches) or name in held]
+    check_memory(owners, table, read, memory_bytes)
     merged, totals, micro_batches = _read_rows(store, owners, table, read, task.rows)
+    for copy in captures.copies:
+        read_columns(store, copy, table, read)  # a copy counts as whole only if its file is
     merged = fill_from_sources(merged, reads, report.run_id, sources)
     check_lengths(merged)
     check_missing(merged, abilities, report)
@@ -172,6 +185,7 @@ def _load(
         report.findings.append(Finding("handoff", "warning", message))
     note_non_finite(cohort, odd)
     note_copies(captures, report)
+    note_unread_outputs(cohort)
     note_tolerances(cohort)
     return cohort
 

@@ -7,6 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from trajreplay.schema.policy import Tolerance
 from trajreplay.schema.settings import LossSettings
 from trajreplay.stages.block import Block
 from trajreplay.stages.capability import LOG_PROB_SOURCES
@@ -186,7 +187,8 @@ def _compare_sum(block: Block, one: Recorded, losses: SampleLosses) -> Look:
             divergence = Divergence(
                 f"{field}[{output.micro_batch_id}]", recorded, recomputed, rank=one.entry.key.rank
             )
-        look = look.merged(compare_scalar(divergence, tolerance, lambda f=factor: f * slack()))  # type: ignore[misc]
+        scaled = Tolerance(tolerance.atol * min(1.0, factor), tolerance.rtol)
+        look = look.merged(compare_scalar(divergence, scaled, lambda f=factor: f * slack()))  # type: ignore[misc]
     return look
 
 

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 import torch
 
 from trajreplay.query.capture_sets import CaptureSet
-from trajreplay.schema.contracts import STAGE_NAMES, STAGE_OF_COLUMN
+from trajreplay.schema.contracts import STAGE_NAMES, STAGE_OF_COLUMN, stage_named
 from trajreplay.schema.entry import Entry, Output
 from trajreplay.schema.tables import SAMPLE_TABLES
 from trajreplay.stages.block import LoadedCohort
@@ -19,7 +19,7 @@ HALF_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def held_dtypes(owners: list[Entry], table: pa.Table, report: CohortReport) -> dict[str, str]:
-    """The coarsest dtype in which a producer held each column of its samples.
+    """The finest dtype in which a rank held each column of its samples.
 
     A half-precision dtype loosens the comparison, so that one which the values contradict is
     reported and not believed.
@@ -39,7 +39,7 @@ def held_dtypes(owners: list[Entry], table: pa.Table, report: CohortReport) -> d
                     )
                     report.findings.append(Finding("dtype", "warning", message))
                     dtype = "float32"
-            if precision.get(dtype, -1) > precision.get(found.get(name, ""), -1):
+            if dtype in precision and precision[dtype] < precision.get(found.get(name, ""), 9):
                 found[name] = dtype
     return found
 
@@ -114,6 +114,20 @@ def note_copies(captures: CaptureSet, report: CohortReport) -> None:
 def _scalar(output: Output) -> tuple[str | None, ...]:
     """Which scalar of a capture an output is; compared by its text, a NaN equals itself."""
     return output.stage, output.field, output.scope, output.micro_batch_id
+
+
+def note_unread_outputs(cohort: LoadedCohort) -> None:
+    """Say which recorded scalars no stage compares, since one that is wrong would not show."""
+    left: set[str] = set()
+    for entry in cohort.owners:
+        for one in entry.outputs:
+            echo = one.values is not None and one.field in stage_named(one.stage).scalars
+            echo |= one.values is not None and one.field in ("raw_reward", "reward")
+            if one.stage in cohort.stages and one.stage != "loss.policy" and not echo:
+                left.add(f"{one.stage} {one.field} at scope {one.scope}")
+    if left:
+        message = f"recorded and compared with nothing: {', '.join(sorted(left))}"
+        cohort.report.findings.append(Finding("outputs.not-compared", "warning", message))
 
 
 def note_tolerances(cohort: LoadedCohort) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -66,8 +67,14 @@ def _micro_batch(
 
 
 def is_stated(output: Output) -> bool:
-    """Whether a scalar says what it was taken over, and how; one that does not is only shown."""
-    return output.scope is not None and output.reduction is not None
+    """Whether a scalar says what it was taken over, and how; one that does not is only shown.
+
+    A factor or divisor that is no positive number would make any value agree.
+    """
+    factors = [output.scale, *([] if output.denominator is None else [output.denominator])]
+    lacking = output.reduction == "weighted-mean" and None in (output.numerator, output.denominator)
+    usable = all(math.isfinite(one) and one > 0 for one in factors) and not lacking
+    return output.scope is not None and output.reduction is not None and usable
 
 
 def expected_value(output: Output, total: float, count: int) -> float:

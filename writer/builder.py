@@ -105,8 +105,15 @@ class CaptureBuilder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is None:
+        if kind is not None:
+            return
+        try:
             self.entry = self._commit()
+        except OSError as reason:
+            raise CaptureError(
+                f"capture of {self.key}: {self._store} cannot be written: {reason}",
+                hint="Nothing was committed. Make room, or make the folder writable, and retry.",
+            ) from reason
 
     def samples(self, records: Sequence[SampleRecord], *, reward_dtype: str = "float32") -> None:
         """Hand over the samples of this rank, once; their order is the order of all tensors.

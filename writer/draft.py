@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from trajreplay.schema.contracts import StageContract
+from trajreplay.schema.contracts import StageContract, stage_named
 from trajreplay.schema.entry import Entry, LogProbOrigin
 from trajreplay.schema.errors import CaptureError
 from trajreplay.schema.identity import CaptureKey, ParallelCoordinates, ProducerInfo, check_count
@@ -41,7 +41,7 @@ def make_draft(
         redaction: What may be kept of text.
         owner: Whether its rows count; None lets those of tensor rank 0.
         cohort_size: Samples of the cohort, where known.
-        tolerances: The producer's own, by field.
+        tolerances: The producer's own, by stage.
 
     Raises:
         SchemaError: A stage, setting or count is wrong.
@@ -59,7 +59,7 @@ def make_draft(
         parallel=parallel,
         settings_tree=_resolved(settings).to_json(),
         contracts=_contracts(stages),
-        tolerances=dict(tolerances),
+        tolerances={stage_named(stage).name: one for stage, one in tolerances.items()},
         redaction=redaction.rules,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -42,6 +43,7 @@ def make_outputs(
             f"{stage}: one numerator for {len(fields)} scalars, expected one for each",
             hint='Give numerator={"loss": ..., "pg_loss": ...}.',
         )
+    _check_factor(f"{stage}: scale", scale)
     outputs = []
     for name, value in fields.items():
         where = f"{stage}.{name}"
@@ -51,6 +53,8 @@ def make_outputs(
                 f"{where}: a weighted mean without numerator and denominator",
                 hint="Give both, so that the value can be told from another mean.",
             )
+        if parts[1] is not None:
+            _check_factor(f"{where}: denominator", parts[1])
         single = scope != "sample"
         outputs.append(
             Output(
@@ -93,6 +97,16 @@ def _check_meaning(
         raise CaptureError(
             f"{stage}: scope is {scope!r} with micro_batch_id {micro_batch_id!r}",
             hint='A scalar of a micro-batch has scope="micro_batch" and micro_batch_id=...',
+        )
+
+
+def _check_factor(where: str, value: Any) -> None:
+    """Refuse a factor or divisor beside which any value would agree."""
+    number = _number(where, value)
+    if not (math.isfinite(number) and number > 0):
+        raise CaptureError(
+            f"{where} is {number}, expected a positive finite number",
+            hint="Leave it out where the trainer did not scale or divide.",
         )
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from pathlib import Path
 
 import click
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from trajreplay import Lake
 from trajreplay.cli.output import Output
 
 ROWS = pa.table(
@@ -128,3 +130,20 @@ def test_colour_is_for_terminals_that_want_it(monkeypatch: pytest.MonkeyPatch) -
     assert not Output("table", Path("out")).has_color
     monkeypatch.setenv("NO_COLOR", "1")
     assert not Output("table", None).has_color
+
+
+def test_nothing_but_a_plain_file_outside_a_lake_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "target").write_bytes(b"kept")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    os.mkfifo(tmp_path / "pipe")
+    lake = Lake.create(tmp_path / "lake")
+    inside = Path(lake.path) / "lake.json"
+    before = inside.read_bytes()
+    for path in (tmp_path / "link", tmp_path / "pipe", inside, Path(lake.path) / "data" / "x"):
+        path.parent.mkdir(exist_ok=True)
+        with pytest.raises(click.UsageError):
+            written("csv", ROWS, path)
+    assert (tmp_path / "target").read_bytes() == b"kept"
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "pipe").is_fifo()
+    assert inside.read_bytes() == before

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.helpers.cohorts import STEP_STAGES, Expected, rank_sums
-from tests.helpers.mutate import change_value
+from tests.helpers.mutate import change_value, data_file
 from tests.helpers.recordings import RECORDINGS
 from tests.helpers.scenes import (
     WAY,
@@ -121,6 +121,17 @@ def test_a_scalar_that_is_no_number_on_owner_and_copy_is_no_difference_of_theirs
 def test_a_copy_with_other_samples_diverges(lake: Lake) -> None:
     _copies(lake, drawn()[:7])
     assert diverged(lake.replay())[0] == "sample"
+
+
+def test_a_copy_whose_file_is_gone_or_damaged_is_refused(lake: Lake) -> None:
+    _copies(lake, drawn())
+    path = data_file(lake, step_key(1))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    assert lake.replay().verdict == "refused"
+    path.unlink()
+    lake.refresh()
+    assert lake.replay().verdict == "refused"
 
 
 def test_a_copy_without_its_owner_is_refused(lake: Lake) -> None:

@@ -182,7 +182,7 @@ def test_handoffs_from_a_rollout_that_is_not_there_are_listed_and_change_nothing
     assert the_stage(step, "loss.policy").chained is None
 
 
-def test_handoffs_from_an_incomplete_rollout_are_not_compared(lake: Lake) -> None:
+def test_a_step_whose_rollout_is_there_and_incomplete_is_refused(lake: Lake) -> None:
     samples = drawn()
     write_rollout(lake, {0: samples[::2]}, ranks=[0, 1])
     changed = [one.copy() for one in samples]
@@ -191,8 +191,8 @@ def test_handoffs_from_an_incomplete_rollout_are_not_compared(lake: Lake) -> Non
     report = lake.replay()
     assert the_cohort(report, step_id=None).verdict == "refused"
     step = the_cohort(report)
-    assert step.verdict == "pass"
-    assert "no capture of rank 1" in step.findings[0].message
+    assert step.verdict == "refused"
+    assert "no capture of rank 1" in step.refusal
 
 
 def test_a_consumed_sample_that_its_rollout_does_not_hold_diverges(lake: Lake) -> None:

@@ -10,7 +10,7 @@ from tests.helpers.cohorts import Expected, Shares, terms
 from tests.helpers.recordings import RECORDINGS
 from tests.helpers.scenes import WAY, diverged, drawn, halves, the_stage, write_whole
 from tests.helpers.trainer import METRICS, Sample, Trainer
-from trajreplay import Lake
+from trajreplay import CaptureError, Lake
 from trajreplay.stages import Divergence, Report
 
 TRAINER = Trainer(WAY)
@@ -62,7 +62,6 @@ def test_a_wrong_value_is_named_however_it_is_recorded(lake: Lake, how: str) -> 
         {"scope": "rank", "reduction": "mean"},
         {"scope": "rank", "reduction": "mean", "denominator": 8},
         {"scope": "rank", "reduction": "sum", "scale": 0.5},
-        {"scope": "rank", "reduction": "sum", "scale": -1.0},
         {"scope": "global", "reduction": "sum"},
         {"scope": "micro_batch", "reduction": "sum", "micro_batch_id": "mb-0000"},
     ],
@@ -86,13 +85,30 @@ def test_a_mean_divides_by_the_samples_of_its_scope_unless_it_says_by_what(lake:
 
 
 def test_a_mean_divides_by_its_denominator(lake: Lake) -> None:
-    meaning = {"scope": "rank", "reduction": "mean", "denominator": 20, "scale": 4.0}
-    assert _one(lake, meaning, 4.0 / 20).verdict == "pass"
+    meaning = {"scope": "rank", "reduction": "mean", "denominator": 8, "scale": 4.0}
+    assert _one(lake, meaning, 4.0 / 8).verdict == "pass"
 
 
-def test_a_mean_over_nothing_is_no_number(lake: Lake) -> None:
-    meaning = {"scope": "rank", "reduction": "mean", "denominator": 0}
-    assert diverged(_one(lake, meaning, 1.0)) == ["loss.policy"]
+def test_a_denominator_that_is_no_count_of_samples_verifies_nothing(lake: Lake) -> None:
+    meaning = {"scope": "rank", "reduction": "mean", "denominator": 20}
+    report = _one(lake, meaning, 1.0 / 20)
+    assert report.verdict == "unverified"
+    assert "which is no count of its samples" in the_stage(report, "loss.policy").message
+
+
+@pytest.mark.parametrize("number", [0.0, -1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("name", ["scale", "denominator"])
+def test_a_factor_beside_which_any_value_agrees_is_refused(
+    lake: Lake, name: str, number: float
+) -> None:
+    meaning = {"scope": "rank", "reduction": "mean", name: number}
+    with pytest.raises(CaptureError, match="expected a positive finite number"):
+        _one(lake, meaning, 1.0)
+
+
+def test_a_small_scale_does_not_hide_an_error_in_the_tolerance(lake: Lake) -> None:
+    meaning = {"scope": "rank", "reduction": "sum", "scale": 1e-9}
+    assert diverged(_one(lake, meaning, 1.1e-9)) == ["loss.policy"]
 
 
 def test_a_numerator_is_compared_too(lake: Lake) -> None:

@@ -237,7 +237,7 @@ def test_what_the_capture_says_of_itself_is_in_its_entry(lake: Lake) -> None:
         parallel=ParallelCoordinates(tensor_rank=1, tensor_size=2),
         redaction={"prompt": "hash"},
         cohort_size=9,
-        tolerances={"loss": Tolerance(0.0, 1e-9)},
+        tolerances={"loss.policy": Tolerance(0.0, 1e-9)},
         settings=Settings(handoff={"reward": "masked"}),
     ) as capture:
         capture.samples([sample(prompt="secret", response="secret too")])
@@ -246,7 +246,7 @@ def test_what_the_capture_says_of_itself_is_in_its_entry(lake: Lake) -> None:
     assert entry.contracts["loss.policy"].reason == "no mask"
     assert not entry.owner
     assert entry.cohort_size == 9
-    assert entry.tolerances["loss"].rtol == 1e-9
+    assert entry.tolerances["loss.policy"].rtol == 1e-9
     assert entry.settings == Settings(handoff={"reward": "masked"})
     rows = read_rows(lake, entry)
     assert rows["prompt"][0].as_py().startswith("sha256:")

@@ -163,7 +163,7 @@ def test_a_failure_at_any_step_leaves_no_entry_and_the_next_try_succeeds(
         else:
             start(lake).__enter__()  # reserves the attempt, which publishes as well
             broken.setattr("trajreplay.schema.localstore.publish", fail)
-        with pytest.raises(OSError, match="disk full"):
+        with pytest.raises(CaptureError, match="cannot be written: disk full"):
             capture(lake)
     assert not entries_of(lake)
     assert not unfinished(lake)
