@@ -223,7 +223,7 @@ def _unread_non_finite(owners: list[Entry], table: Table, read: set[str]) -> lis
         for entry in owners
         if (file := entry.file(table.name)) is not None
         for name, seal in file.columns.items()
-        if seal.non_finite and name in table and name not in read
+        if seal.non_finite and name in table and table[name].is_floating and name not in read
     }
     return sorted(found)
 
