@@ -52,9 +52,9 @@ def load_entry(data: bytes, path: str) -> Entry:
         )
     key = key_of_entry(path)
     entry = _checked(path, partial(_entry, tree, key, data, path))
-    if tree["key"] != list(key):
+    if tree.get("key") != list(key):
         raise DatasetError(
-            f"{path}: holds the entry of {tree['key']!r}, expected {list(key)!r}",
+            f"{path}: holds the entry of {tree.get('key')!r}, expected {list(key)!r}",
             hint="The file was renamed or copied; restore the manifest from a copy of the lake.",
             path=path,
         )

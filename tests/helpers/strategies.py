@@ -129,7 +129,7 @@ def entries(draw: st.DrawFn) -> Entry:
         status=draw(st.sampled_from(["complete", "dropped"])),
         owner=draw(st.booleans()),
         cohort_size=draw(st.none() | _COUNTS),
-        created_us=draw(_WIDE),
+        created_us=draw(st.integers(0, 253_402_300_799_999_999)),  # up to the year 9999
         producer={"commit": draw(_NAMES), "extra": {}},
         parallel=ParallelCoordinates(tensor_rank=draw(st.integers(0, 1)), tensor_size=2),
         resumed_from=draw(st.none() | st.builds(ResumePoint, _COUNTS, _WIDE)),
