@@ -60,11 +60,6 @@ def attempt_path(run_id: str, attempt: int) -> str:
     return f"{ATTEMPTS}/run_id={quoted(run_id)}/{attempt}.json"
 
 
-def temporary_path() -> str:
-    """A new path under the folder of unfinished files."""
-    return f"{TEMPORARY}/{uuid.uuid4()}"
-
-
 def key_of_entry(path: str) -> CaptureKey:
     """The key that an entry's path stands for.
 

@@ -96,11 +96,6 @@ class LossSettings:
             object.__setattr__(self, "aggregation", "seq-mean-token-mean")
             object.__setattr__(self, "batch_reduction", "sum")
 
-    @property
-    def high(self) -> float:
-        """The resolved upper clip range."""
-        return self.eps_clip if self.eps_clip_high is None else self.eps_clip_high
-
 
 LOSS_TERMS = ("use_kl_loss", "tis", "opsm", "opd", "per_token")
 

@@ -18,7 +18,7 @@ from trajreplay.stages.compare import EXAMPLES, Look
 from trajreplay.stages.notes import HALF_DTYPES
 from trajreplay.stages.packed import list_lengths, packed_values
 from trajreplay.stages.report import Divergence, Finding
-from trajreplay.stages.sources import TWINS, Source, Sources
+from trajreplay.stages.sources import TWINS, Refused, Source, Sources
 
 _Rows = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -63,7 +63,7 @@ def _match(cohort: LoadedCohort, sources: Sources, look: Look) -> Iterator[Match
         source = sources.find(report.run_id, attempt, rollout_id)
         if isinstance(source, str):
             message = f"handoffs are not compared: {source}"
-            if " is refused: " in source:  # what is there and broken excuses nothing
+            if isinstance(source, Refused):  # what is there and broken excuses nothing
                 report.refusal = report.refusal or message
             report.findings.append(Finding("handoff", "info", message, stage="sample"))
             continue

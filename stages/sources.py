@@ -53,6 +53,12 @@ class Source:
         return np.asarray(pc.fill_null(found, -1).to_numpy(), np.int64)
 
 
+class Refused(str):
+    """Why a rollout that is there cannot be used; of one that is not there it is a plain text."""
+
+    __slots__ = ()
+
+
 class Sources:
     """Rollouts by coordinates, the latest of them kept up to a number of bytes.
 
@@ -89,7 +95,7 @@ class Sources:
         found = self._sets[cohort]
         refusals = found.refusals()
         if refusals:
-            return f"rollout {cohort.rollout_id} is refused: {refusals[0]}"
+            return Refused(f"rollout {cohort.rollout_id} is refused: {refusals[0]}")
         there = {
             name
             for entry in found.owners
@@ -101,7 +107,7 @@ class Sources:
         try:
             tables = [read_columns(store, entry, ROLLOUTS, names) for entry in found.owners]
         except DatasetError as error:
-            return f"rollout {cohort.rollout_id} is refused: {error.message}"
+            return Refused(f"rollout {cohort.rollout_id} is refused: {error.message}")
         return Source(pa.concat_tables(tables), self._recomputed.get(cohort, {}))
 
     def _evict(self) -> None:

@@ -84,7 +84,7 @@ def test_the_short_form_resolves_into_full_settings() -> None:
     ).resolve()
     assert resolved.reward == RewardSettings(n_samples_per_prompt=4, divide_by_std=False)
     assert resolved.kl == KlSettings("low_var_kl", 0.5, "rollout", (-10.0, 10.0))
-    assert resolved.loss.high == 0.1
+    assert resolved.loss.eps_clip_high == 0.1
     assert (resolved.loss.old_source, resolved.loss.tis) == ("rollout", True)
     assert RecomputeConfig(rewards_normalization=False).resolve().reward.grouping == "none"
 
