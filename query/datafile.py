@@ -12,13 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trajreplay.schema.columns import Table
-from trajreplay.schema.digest import bytes_digest, canonical_type, footer_digest
+from trajreplay.schema.digest import bytes_digest, canonical_type, footer_bytes, footer_digest
 from trajreplay.schema.entry import DataFile
 from trajreplay.schema.errors import DatasetError, SchemaError
 from trajreplay.schema.store import Store
 from trajreplay.schema.tables import TABLES
 
 _TRUST_HINT = "Restore the file from a copy of the lake. What else is affected: trajreplay validate"
+_NO_FOOTER = "does not end in the footer of a Parquet file of at most 16 MiB"
 _WHOLE_LIMIT_BYTES = 64 << 20
 _SMALL_BYTES = 128 << 10  # costs less to read and verify than to look into
 _TEXT = pa.dictionary(pa.int32(), pa.string())
@@ -57,9 +58,11 @@ class OpenFile:
         self._content = os.fdopen(store.open(file.path), "rb", buffering=0)
         self.whole: bytes | None = None
         try:
-            self._check_footer()
+            self._check_size()
             if self._wants_whole():
                 self.whole = self._verified_bytes()
+            else:
+                self._check_footer()
             self.parquet = self._open()
             self._names = self._checked_names()
             self._check_counts()
@@ -105,15 +108,15 @@ class OpenFile:
         except (pa.ArrowException, OSError, ValueError) as error:
             raise broken(self.file, f"cannot be decoded: {error}") from error
 
-    def _check_footer(self) -> None:
+    def _check_size(self) -> None:
         size = os.fstat(self._content.fileno()).st_size
         if size != self.file.bytes:
             raise broken(self.file, f"has {size} bytes, expected {self.file.bytes}")
-        found = footer_digest(self._content.fileno(), size)
+
+    def _check_footer(self) -> None:
+        found = footer_digest(self._content.fileno(), self.file.bytes)
         if not found:
-            raise broken(
-                self.file, "does not end in the footer of a Parquet file of at most 16 MiB"
-            )
+            raise broken(self.file, _NO_FOOTER)
         if found != self.file.footer:
             raise broken(
                 self.file,
@@ -135,6 +138,8 @@ class OpenFile:
             raise broken(
                 self.file, f"has the digest {found}, expected {self.file.digest}: its bytes changed"
             )
+        if not footer_bytes(content[-8:], self.file.bytes):
+            raise broken(self.file, _NO_FOOTER)
         return content
 
     def _open(self) -> pq.ParquetFile:

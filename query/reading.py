@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trajreplay.query.datafile import OpenFile, broken
-from trajreplay.query.pages import is_float_list, proven_columns
+from trajreplay.query.pages import proven_columns
 from trajreplay.schema.columns import Column, Table
 from trajreplay.schema.digest import column_digest
 from trajreplay.schema.entry import DataFile, Entry
@@ -66,7 +66,8 @@ def read_opened(
         DatasetError: The file is not what the entry says.
     """
     file = opened.file
-    lists = [name for name in opened.columns if verify and is_float_list(opened, name)]
+    table = opened.table
+    lists = [name for name in opened.columns if verify and table[name].is_float_list]
     named = _read(opened, [name for name in opened.columns if name not in lists])
     proven = proven_columns(opened, lists, named)
     if len(proven) < len(lists):

@@ -43,6 +43,11 @@ class Column:
         return bool(pa.types.is_floating(inner))
 
     @cached_property
+    def is_float_list(self) -> bool:
+        """Whether a row holds a list of float32, as tensors of floats are stored."""
+        return bool(self.is_list and self.type.value_type == pa.float32())
+
+    @cached_property
     def is_text(self) -> bool:
         """Whether the values are strings."""
         return bool(pa.types.is_string(self.type))

@@ -54,28 +54,54 @@ def column_digest(column: pa.Array | pa.ChunkedArray) -> str:
     return hasher.hexdigest()
 
 
-def _digest_at_once(chunk: pa.Array) -> str | None:
-    """The digest of one array without nulls, of numbers or lists of them; None of any other.
+def list_digest(column_type: pa.DataType, lengths: Any, values: Any) -> str:
+    """The digest of a column of lists of numbers, without nulls, from its parts.
 
-    The same parts as `_feed` makes, put together without a call for each.
+    Args:
+        column_type: Of the lists.
+        lengths: (S,) int64 array. How many values each list has.
+        values: The values of all lists, as little-endian bytes.
+
+    Returns:
+        As `column_digest` of the lists.
     """
-    shape = _number_shape(chunk.type)
-    if shape is None or chunk.null_count:
-        return None
-    head = [_prefix(chunk.type), _sized(len(chunk).to_bytes(8, "little")), _sized(_ALL_VALID)]
-    if shape == "list":
-        head += [_sized(_list_lengths(chunk).tobytes()), _sized(_ALL_VALID)]
-        chunk = elements(chunk)
-        if chunk.null_count:
-            return None
-    values = fixed_width_bytes(chunk)
-    hasher = blake3(b"".join([*head, len(values).to_bytes(8, "little")]))
+    head = [_prefix(column_type), _sized(len(lengths).to_bytes(8, "little")), _sized(_ALL_VALID)]
+    head += [_sized(lengths.tobytes()), _sized(_ALL_VALID), len(values).to_bytes(8, "little")]
+    hasher = blake3(b"".join(head))
     hasher.update(values)
     return str(hasher.hexdigest())
 
 
+def _digest_at_once(chunk: pa.Array) -> str | None:
+    """The digest of one array without nulls, of numbers, lists of them or text; None of any other.
+
+    The same parts as `_feed` makes, put together without a call for each.
+    """
+    shape = _plain_shape(chunk.type)
+    if shape is None or chunk.null_count:
+        return None
+    if shape == "list":
+        values = elements(chunk)
+        if values.null_count:
+            return None
+        return list_digest(chunk.type, _list_lengths(chunk), fixed_width_bytes(values))
+    head = [_prefix(chunk.type), _sized(len(chunk).to_bytes(8, "little")), _sized(_ALL_VALID)]
+    if shape == "text":
+        ends = np.frombuffer(chunk.buffers()[1], np.int32, len(chunk) + 1, chunk.offset * 4)
+        head.append(_sized(np.subtract(ends[1:], ends[:-1], dtype=np.int64).tobytes()))
+        data = chunk.buffers()[2]
+        content = memoryview(data)[int(ends[0]) : int(ends[-1])] if data is not None else b""
+    else:
+        content = fixed_width_bytes(chunk)
+    hasher = blake3(b"".join([*head, len(content).to_bytes(8, "little")]))
+    hasher.update(content)
+    return str(hasher.hexdigest())
+
+
 @cache
-def _number_shape(column_type: pa.DataType) -> str | None:
+def _plain_shape(column_type: pa.DataType) -> str | None:
+    if pa.types.is_string(column_type):
+        return "text"
     listed = _is_list(column_type)
     inner = column_type.value_type if listed else column_type
     if not _is_fixed(inner) or pa.types.is_boolean(inner):
@@ -116,11 +142,20 @@ def footer_digest(descriptor: int, size: int) -> str:
         64 hexadecimal digits; nothing if it is not the end of a Parquet file of at most 16 MiB of
         metadata.
     """
-    tail = os.pread(descriptor, 8, max(size - 8, 0))
+    length = footer_bytes(os.pread(descriptor, 8, max(size - 8, 0)), size)
+    return bytes_digest(os.pread(descriptor, length, size - length)) if length else ""
+
+
+def footer_bytes(tail: bytes, size: int) -> int:
+    """How long the footer of a Parquet file is, by the last 8 of its `size` bytes.
+
+    Returns:
+        Bytes from its metadata to the end; 0 if this is not the end of a Parquet file of at most
+        16 MiB of metadata.
+    """
     length = int.from_bytes(tail[:4], "little") + 8
-    if tail[4:] != _MAGIC or length > min(FOOTER_LIMIT_BYTES, size - 12) + 8:
-        return ""
-    return bytes_digest(os.pread(descriptor, length, size - length))
+    fits = tail[4:] == _MAGIC and length <= min(FOOTER_LIMIT_BYTES, size - 12) + 8
+    return length if fits else 0
 
 
 def file_digest(descriptor: int) -> str:

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from trajreplay.schema.contracts import STAGE_OF_COLUMN
 from trajreplay.schema.entry import Entry
-from trajreplay.schema.policy import TOLERANCES, Tolerance, tolerance_of
+from trajreplay.schema.policy import Tolerance, tolerance_of
 from trajreplay.schema.settings import Settings
-from trajreplay.stages.compare import Look
+from trajreplay.stages.compare import Active, Look
 from trajreplay.stages.packed import Packed
 from trajreplay.stages.report import CohortReport, Divergence, Finding, StageResult
 
@@ -36,6 +36,7 @@ class LoadedCohort:
         rows: Samples that each owner holds in all, before a selection.
         stages: Stages to recompute, in order.
         whole: Whether `table` is the whole cohort.
+        lacking: Columns that some sample lacks.
         dtypes: dtype in which the producer held each recorded column.
         micro_batches: Samples that each (rank, micro-batch) holds in all.
         chained: Columns as their source rollouts recompute them, where they differ.
@@ -49,6 +50,7 @@ class LoadedCohort:
     rows: dict[int, int]
     stages: list[str]
     whole: bool
+    lacking: tuple[str, ...]
     dtypes: dict[str, str]
     micro_batches: dict[tuple[int, str | None], int] = field(default_factory=dict)
     chained: dict[str, Tensor] = field(default_factory=dict)
@@ -61,23 +63,22 @@ class LoadedCohort:
 
     def drop_incomplete(self) -> None:
         """Leave out columns that some sample lacks: no stage reads them, and none can be packed."""
-        some = [
-            name
-            for name in self.table.column_names
-            if name not in _NULLABLE and self.table[name].null_count
-        ]
-        self.table = self.table.drop_columns(some)
-        self.chained = {name: one for name, one in self.chained.items() if name not in some}
+        some = [name for name in self.lacking if name not in _NULLABLE]
+        if some:
+            self.table = self.table.drop_columns(some)
+            self.chained = {name: one for name, one in self.chained.items() if name not in some}
 
     @property
     def plan(self) -> tuple[object, ...]:
         """Cohorts of equal plans can be packed together."""
-        settings = repr(self.settings)
-        columns = tuple(self.table.column_names)
-        tolerances = tuple(
-            self.tolerance(stage, dtype) for stage in self.stages for dtype in TOLERANCES
+        own = (one for entry in self.owners for one in entry.tolerances.items())
+        return (
+            id(self.settings),  # captures of one run share it
+            tuple(self.stages),
+            tuple(self.table.column_names),
+            tuple(sorted(self.dtypes.items())),
+            frozenset(own),
         )
-        return settings, tuple(self.stages), columns, tuple(sorted(self.dtypes.items())), tolerances
 
     def tolerance(self, stage: str, dtype: str = "float32") -> Tolerance:
         """The policy's tolerance, tightened by the captures' own where they have one."""
@@ -135,9 +136,12 @@ class Block:
         return self.packed.tokens(name) if self.per_token(name) else self.packed.scalars(name)
 
     @cached_property
-    def active(self) -> Tensor | None:
-        """(N,) bool. Trainable tokens; None if all are."""
-        return None if self.packed.all_trainable else self.packed.mask
+    def active(self) -> Active | None:
+        """Trainable tokens; None if all are."""
+        packed = self.packed
+        if sum(packed.trained) == packed.token_bounds[-1]:
+            return None
+        return Active(packed.mask, packed.weights, packed.trained)
 
     def tolerance(self, stage: str, column: str) -> Tolerance:
         """The tolerance of a recorded column; equal for all cohorts of a block."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -54,23 +56,27 @@ def check_memory(owners: list[Entry], table: Table, columns: list[str], memory_b
         )
 
 
-def check_unique(entry: Entry, rows: pa.Table, seen: set[tuple[object, ...]]) -> None:
+def check_unique(entry: Entry, rows: pa.Table, seen: dict[object, set[Any]]) -> None:
     """Refuse a sample that a shard holds twice, within a capture or with one `seen` before.
+
+    Args:
+        entry: The capture.
+        rows: Its samples.
+        seen: By shard, the samples of captures before; those of this one are added.
 
     Raises:
         DatasetError: It does; sample ids are unique within the rollout that generated them.
     """
-    names = [rows[name].to_pylist() for name in SAMPLE_KEY if name in rows.column_names]
-    mine = [(*name, entry.parallel.shard) for name in zip(*names, strict=True)]
-    before = len(seen)
-    there = seen.copy() if before else seen
-    seen.update(mine)
-    if len(seen) != before + len(mine):
-        twice = [name for name, count in Counter(mine).items() if count > 1 or name in there]
+    there = set(rows.column_names)
+    mine = list(zip(*(rows[name].to_pylist() for name in SAMPLE_KEY if name in there), strict=True))
+    distinct, before = set(mine), seen.setdefault(entry.parallel.shard, set())
+    if len(distinct) != len(mine) or not before.isdisjoint(distinct):
+        twice = [one for one, count in Counter(mine).items() if count > 1 or one in before]
         raise DatasetError(
             f"{entry.key}: {len(twice)} samples are there twice, first {twice[0][0]!r}; sample ids "
             "are unique within a rollout, and a parallel copy states its tensor rank"
         )
+    before |= distinct
 
 
 def check_sources(entry: Entry, rows: pa.Table) -> None:
@@ -91,10 +97,8 @@ def check_sources(entry: Entry, rows: pa.Table) -> None:
 
 def source_pairs(rows: pa.Table) -> set[tuple[int, int]]:
     """The (attempt, rollout) pairs that the rows of a step come from."""
-    pairs = np.stack([rows[name].to_numpy() for name in ("source_attempt", "source_rollout_id")], 1)
-    if len(pairs) and bool((pairs == pairs[0]).all()):
-        pairs = pairs[:1]
-    return set(map(tuple, pairs.tolist()))
+    columns = (rows[name].to_pylist() for name in ("source_attempt", "source_rollout_id"))
+    return set(zip(*columns, strict=True))
 
 
 def check_lengths(table: pa.Table) -> None:
@@ -104,40 +108,61 @@ def check_lengths(table: pa.Table) -> None:
         DatasetError: One is not, or a length is negative.
     """
     expected = np.asarray(table["response_length"].to_numpy(), np.int64)
-    problems = [
-        f"sample {table['sample_id'][row].as_py()!r} (rank {table['rank'][row].as_py()}): "
-        f"response_length is {expected[row]}, expected 0 or more"
-        for row in (expected < 0).nonzero()[0].tolist()
-    ]
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        if not pa.types.is_list(column.type) or name in ("tokens", "weight_versions"):
+    problems: list[str] = []
+
+    def add(row: int, what: str) -> None:
+        sample, rank = table["sample_id"][row].as_py(), table["rank"][row].as_py()
+        problems.append(f"sample {sample!r} (rank {rank}): {what}")
+
+    for row in (expected < 0).nonzero()[0].tolist():
+        add(row, f"response_length is {expected[row]}, expected 0 or more")
+    right: set[Any] = set()  # columns made with the same offsets are looked at once
+    for field in table.schema:
+        if not pa.types.is_list(field.type) or field.name in ("tokens", "weight_versions"):
+            continue
+        column = table[field.name]
+        where = _offsets_of(column)
+        if where in right:
             continue
         found = list_lengths(column)
         if np.array_equal(found, expected):
+            right.add(where)
             continue
-        problems += [
-            f"sample {table['sample_id'][row].as_py()!r} (rank {table['rank'][row].as_py()}): "
-            f"{name} has {found[row]} values, expected response_length = {expected[row]}"
-            for row in ((found != expected) & (found >= 0)).nonzero()[0].tolist()
-        ]
+        for row in ((found != expected) & (found >= 0)).nonzero()[0].tolist():
+            add(
+                row,
+                f"{field.name} has {found[row]} values, expected response_length = {expected[row]}",
+            )
     if problems:
         raise DatasetError(listed(problems))
 
 
-def check_missing(table: pa.Table, abilities: dict[str, Ability], report: CohortReport) -> None:
-    """Refuse a stage whose input is missing, and leave out one whose recorded output is."""
-    nulls_of = {
-        name: column.null_count
-        for name, column in zip(table.column_names, table.columns, strict=True)
-    }
+def _offsets_of(column: pa.ChunkedArray) -> tuple[tuple[int, int, int], ...] | None:
+    """Where the offsets of a list column lie in memory; None of one with null lists."""
+    if column.null_count:
+        return None
+    return tuple((one.buffers()[1].address, one.offset, len(one)) for one in column.chunks)
+
+
+def check_missing(
+    nulls_of: Mapping[str, int], rows: int, abilities: dict[str, Ability], report: CohortReport
+) -> None:
+    """Refuse a stage whose input is missing, and leave out one whose recorded output is.
+
+    Args:
+        nulls_of: How many rows lack each column that was read.
+        rows: How many rows there are.
+        abilities: The stages; those that cannot run are taken out.
+        report: Gets the results of those.
+    """
     for stage, needs in list(abilities.items()):
         columns = [name for name in needs.writes if name in SAMPLE_TABLES["step"]]
         for kind, names in (("input", needs.reads), ("recorded output", columns)):
-            short = next((name for name in names if nulls_of.get(name, table.num_rows)), None)
+            short = next((name for name in names if nulls_of.get(name, rows)), None)
             if short is None:
                 continue
-            nulls = nulls_of.get(short, table.num_rows)
-            message = f"{kind} {short} is missing for {nulls} of {table.num_rows} samples"
+            nulls = nulls_of.get(short, rows)
+            message = f"{kind} {short} is missing for {nulls} of {rows} samples"
             if kind == "input":
                 message += f"; capture {short}, or do not declare {stage}"
             verdict: StageVerdict = "refused" if kind == "input" else "unverified"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from trajreplay.schema.contracts import stage_named
 from trajreplay.schema.settings import LOSS_TERMS
-from trajreplay.stages.block import Block, LoadedCohort
-from trajreplay.stages.capability import ability
-from trajreplay.stages.outputs import Recorded, is_stated, recorded_outputs
+from trajreplay.stages.block import LoadedCohort
+from trajreplay.stages.outputs import Recorded, is_stated
 from trajreplay.stages.report import Finding
 
 STAGE = "loss.policy"
@@ -28,12 +27,15 @@ def name_unstated_terms(cohort: LoadedCohort) -> None:
         )
 
 
-def judge_coverage(block: Block, index: int, cohort: LoadedCohort) -> None:
-    """A loss of which a scalar is missing, unstated or not comparable is not verified."""
+def judge_coverage(cohort: LoadedCohort, found: list[Recorded], needed: tuple[str, ...]) -> None:
+    """A loss of which a scalar is missing, unstated or not comparable is not verified.
+
+    Args:
+        cohort: The cohort, whose last result is that of the stage.
+        found: Its recorded outputs of the stage.
+        needed: Scalars that have to be among them.
+    """
     result = cohort.report.stages[-1]
-    columns = block.packed.table.column_names
-    needed = ability(STAGE, cohort.settings, cohort.owners[0].parallel, columns).writes
-    found = list(recorded_outputs(block, index, STAGE))
     stated = [one for one in found if is_stated(one.output)]
     comparable = [one for one in stated if one.complete and one.output.field in needed]
     if not cohort.whole:

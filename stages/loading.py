@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -166,7 +167,8 @@ def _load(
         read_columns(store, copy, table, read)  # a copy counts as whole only if its file is
     merged = fill_from_sources(merged, reads, report.run_id, sources)
     check_lengths(merged)
-    check_missing(merged, abilities, report)
+    nulls = {name: merged[name].null_count for name in merged.column_names}
+    check_missing(nulls, merged.num_rows, abilities, report)
     expected = lead.settings.reward.n_samples_per_prompt
     check_groups(merged, abilities, report, sources, expected)
     cohort = LoadedCohort(
@@ -177,6 +179,7 @@ def _load(
         rows=totals,
         stages=[name for name in STAGE_NAMES if name in abilities],
         whole=task.whole,
+        lacking=tuple(name for name, count in nulls.items() if count),
         dtypes=held_dtypes(owners, merged, report),
         micro_batches=micro_batches,
     )
@@ -199,7 +202,7 @@ def _read_rows(
 ) -> tuple[pa.Table, dict[int, int], dict[tuple[int, str | None], int]]:
     """The chosen rows of all owners, and how many each rank and micro-batch holds in all."""
     tables, totals, micro_batches = [], {}, Counter[tuple[int, str | None]]()
-    seen: set[tuple[object, ...]] = set()
+    seen: dict[object, set[Any]] = {}
     for entry in owners:
         rank = entry.key.rank
         part = read_columns(store, entry, table, columns)
@@ -213,7 +216,8 @@ def _read_rows(
         part = part.append_column("rank", pa.array(np.full(part.num_rows, rank, np.int32)))
         part = part.append_column("row", pa.array(np.arange(part.num_rows, dtype=np.int64)))
         tables.append(chosen_rows(part, rows, rank))
-    return pa.concat_tables(tables), totals, dict(micro_batches)
+    merged = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+    return merged, totals, dict(micro_batches)
 
 
 def _unread_non_finite(owners: list[Entry], table: Table, read: set[str]) -> list[str]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from trajreplay.schema.policy import Tolerance
 from trajreplay.schema.settings import LossSettings
 from trajreplay.stages.block import Block
-from trajreplay.stages.capability import LOG_PROB_SOURCES
+from trajreplay.stages.capability import LOG_PROB_SOURCES, ability
 from trajreplay.stages.compare import Look, compare_elements, compare_scalar
 from trajreplay.stages.coverage import STAGE, judge_coverage, name_unstated_terms
 from trajreplay.stages.kernels import (
@@ -48,12 +48,14 @@ class SampleLosses:
         self._settings = settings
         self._offsets = block.packed.offsets
         self._mask = replaced.get("loss_mask", block.packed.mask)
+        self._weights = self._mask.double() if "loss_mask" in replaced else block.packed.weights
 
         def column(name: str) -> Tensor:
             return replaced[name] if name in replaced else block.packed.tokens(name)
 
         old = LOG_PROB_SOURCES[settings.old_source]
         self._inputs = column("log_probs"), column(old), column("advantages")
+        self._summed: tuple[Tensor, dict[str, float]] | None = None
         has_entropy = "entropy" in block.packed.table.column_names
         self._entropy = column("entropy") if has_entropy else None
         clip = ppo_clip(
@@ -70,10 +72,12 @@ class SampleLosses:
     @cached_property
     def means(self) -> dict[str, MaskedMean]:
         """Masked mean, numerator and denominator of each sample, by field."""
-        weights, counts = self._mask.double(), None
+        counts = None
         means: dict[str, MaskedMean] = {}
         for name, values in self._tokens.items():
-            means[name] = seq_mean_token_mean(values, weights, self._offsets, denominator=counts)
+            means[name] = seq_mean_token_mean(
+                values, self._weights, self._offsets, denominator=counts
+            )
             counts = means[name].denominator
         # ppo_kl is old - new, the negative of the log ratio.
         kl = means["ppo_kl"]
@@ -88,6 +92,22 @@ class SampleLosses:
                 pg.denominator,
             )
         return means
+
+    def totals(self, samples: Tensor) -> dict[str, float]:
+        """The sum of the means of some samples, by field.
+
+        Args:
+            samples: (K,) int64. Packed sample numbers; asked again with the same tensor, the
+                answer is kept.
+        """
+        if self._summed is None or self._summed[0] is not samples:
+            sums = self._stacked[:, samples].sum(1).tolist()
+            self._summed = samples, dict(zip(self.means, sums, strict=True))
+        return self._summed[1]
+
+    @cached_property
+    def _stacked(self) -> Tensor:
+        return torch.stack([one.mean for one in self.means.values()])
 
     @cached_property
     def errors(self) -> dict[str, MeanError]:
@@ -124,10 +144,11 @@ def replay_loss_policy(block: Block) -> None:
     chained = SampleLosses(block, settings, replaced) if replaced else None
     looks: list[Look] = []
     chained_looks: list[Look] = []
-    for index, cohort in enumerate(block.cohorts):
-        looks.append(_compare(block, index, isolated))
+    outputs = [recorded_outputs(block, index, STAGE) for index in range(len(block.cohorts))]
+    for cohort, found in zip(block.cohorts, outputs, strict=True):
+        looks.append(_compare(block, found, isolated))
         if chained is not None:
-            chained_looks.append(_compare(block, index, chained))
+            chained_looks.append(_compare(block, found, chained))
         if looks[-1].mismatches:
             name_unstated_terms(cohort)
     old = LOG_PROB_SOURCES[settings.old_source]
@@ -140,13 +161,15 @@ def replay_loss_policy(block: Block) -> None:
         replaced=tuple(replaced),
         noun="scalars",
     )
-    for index, cohort in enumerate(block.cohorts):
-        judge_coverage(block, index, cohort)
+    columns = block.packed.table.column_names
+    for cohort, found in zip(block.cohorts, outputs, strict=True):
+        needed = ability(STAGE, cohort.settings, cohort.owners[0].parallel, columns).writes
+        judge_coverage(cohort, found, needed)
 
 
-def _compare(block: Block, index: int, losses: SampleLosses) -> Look:
+def _compare(block: Block, outputs: list[Recorded], losses: SampleLosses) -> Look:
     look = Look()
-    for one in recorded_outputs(block, index, STAGE):
+    for one in outputs:
         if one.output.field not in losses.means or not one.complete or not is_stated(one.output):
             continue
         scope = _compare_samples if one.output.scope == "sample" else _compare_sum
@@ -159,7 +182,7 @@ def _compare_sum(block: Block, one: Recorded, losses: SampleLosses) -> Look:
     output, name = one.output, one.output.field
     tolerance = block.tolerance(STAGE, name)
     count = len(one.samples)
-    total = float(losses.means[name].mean[one.samples].sum())
+    total = losses.totals(one.samples)[name]
     weight = abs(output.scale / divisor(output, count))
 
     def slack() -> float:

@@ -55,6 +55,8 @@ def _holds(column: pa.ChunkedArray, dtype: torch.dtype) -> bool:
 
 def note_non_finite(cohort: LoadedCohort, names: list[str]) -> None:
     """Locate NaN and infinities in columns that no stage reads: on trained tokens they diverge."""
+    if not names:
+        return
     table = cohort.table
     mask = table["loss_mask"]
     offsets = np.concatenate([[0], np.cumsum(list_lengths(mask))])

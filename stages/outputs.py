@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,27 +34,39 @@ class Recorded:
     complete: bool
 
 
-def recorded_outputs(block: Block, index: int, stage: str) -> Iterator[Recorded]:
-    """The outputs of a stage that the captures of one cohort hold, with the samples of each."""
-    cohort, first = block.cohorts[index], block.packed.sample_bounds[index]
-    count = cohort.table.num_rows
-    ranks = block.packed.ranks[first : first + count]
-    for entry in cohort.owners:
+def recorded_outputs(block: Block, index: int, stage: str) -> list[Recorded]:
+    """The outputs of a stage that the captures of one cohort hold, with the samples of each.
+
+    Outputs over the same samples share the tensor that names these.
+    """
+    cohort = block.cohorts[index]
+    there = [
+        (entry, outputs)
+        for entry in cohort.owners
+        if (outputs := [one for one in entry.outputs if one.stage == stage])
+    ]
+    if not there:
+        return []
+    first, stop = block.packed.sample_bounds[index : index + 2]
+    every = torch.arange(first, stop)
+    ranks = block.packed.ranks[first:stop]
+    found: list[Recorded] = []
+    for entry, outputs in there:
         mine = (ranks == entry.key.rank).nonzero()[0]
-        for output in entry.outputs:
-            if output.stage != stage:
-                continue
-            covered, complete = mine, len(mine) == cohort.rows[entry.key.rank]
+        own = torch.from_numpy(mine + first)
+        for output in outputs:
+            covered, complete = own, len(mine) == cohort.rows[entry.key.rank]
             if output.scope == "global":
-                covered = np.arange(count)
-                complete = cohort.whole and not cohort.report.partial
+                covered, complete = every, cohort.whole and not cohort.report.partial
             elif output.scope == "rank":
                 complete = cohort.whole
             elif output.scope == "micro_batch":
-                covered, complete = _micro_batch(cohort, entry, output, mine)
+                rows, complete = _micro_batch(cohort, entry, output, mine)
+                covered = torch.from_numpy(rows + first)
             elif output.scope == "sample":
                 complete = True
-            yield Recorded(output, entry, torch.from_numpy(covered + first), complete)
+            found.append(Recorded(output, entry, covered, complete))
+    return found
 
 
 def _micro_batch(

@@ -10,7 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
+from numpy.typing import DTypeLike
 from torch import Tensor
+
+from trajreplay.schema.digest import elements
 
 
 class Packed:
@@ -40,7 +43,7 @@ class Packed:
     def tokens(self, name: str) -> Tensor:
         """(N,) float64. A list column, packed."""
         if name not in self._tokens:
-            self._tokens[name] = packed_values(self.table[name]).double()
+            self._tokens[name] = packed_values(self.table[name], np.float64)
         return self._tokens[name]
 
     def scalars(self, name: str) -> Tensor:
@@ -50,12 +53,19 @@ class Packed:
     @cached_property
     def mask(self) -> Tensor:
         """(N,) bool. Trainable tokens."""
-        return packed_values(self.table["loss_mask"]) != 0
+        values = packed_values(self.table["loss_mask"])
+        ones = values.dtype == torch.uint8 and (not len(values) or int(values.max()) <= 1)
+        return values.view(torch.bool) if ones else values != 0
 
     @cached_property
-    def all_trainable(self) -> bool:
-        """Whether no token is masked."""
-        return bool(self.mask.all())
+    def weights(self) -> Tensor:
+        """(N,) float64. 1 for trainable tokens, 0 for masked ones."""
+        return self.mask.double()
+
+    @cached_property
+    def trained(self) -> list[int]:
+        """How many tokens of each cohort are trainable."""
+        return [int(self.weights[start:stop].sum()) for start, stop in pairwise(self.token_bounds)]
 
     @cached_property
     def groups(self) -> Tensor:
@@ -110,15 +120,17 @@ def _divided(
     return np.asarray(divided, np.int64)
 
 
-def packed_values(column: pa.ChunkedArray) -> Tensor:
-    """(N,) The values of a list column, without a copy where it has one chunk."""
-    parts = [_shared(chunk.flatten()) for chunk in column.chunks if len(chunk)]
-    if len(parts) == 1:
-        return parts[0]
+def packed_values(column: pa.ChunkedArray, dtype: DTypeLike = None) -> Tensor:
+    """(N,) The values of a list column, one after another.
+
+    Args:
+        column: Lists of numbers.
+        dtype: What they become; as they are if omitted.
+    """
+    parts = [elements(chunk).to_numpy(zero_copy_only=False) for chunk in column.chunks]
     if not parts:
-        kind = column.type.value_type
-        return _shared(pa.array([], kind))
-    return torch.cat(parts)
+        parts = [pa.array([], column.type.value_type).to_numpy()]
+    return torch.from_numpy(np.concatenate(parts, dtype=dtype))
 
 
 def list_lengths(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -133,27 +145,3 @@ def list_lengths(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.int64]]
 
 def _tensor(column: pa.ChunkedArray) -> Tensor:
     return torch.from_numpy(np.array(column.to_numpy()))
-
-
-def _shared(values: pa.Array) -> Tensor:
-    """A tensor over the memory of an Arrow array; Arrow's memory is read-only and never written."""
-    array = values.to_numpy(zero_copy_only=False)
-    array = array if array.flags.writeable else _writable_view(array)
-    return torch.from_numpy(array)
-
-
-def _writable_view(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The same memory marked writable, so that torch does not warn; nobody writes to it."""
-    interface = dict(array.__array_interface__)
-    interface["data"] = (interface["data"][0], False)
-    holder = _Memory()
-    holder.__array_interface__ = interface
-    holder.owner = array
-    return np.asarray(holder)
-
-
-class _Memory:
-    """What numpy needs to see memory of another owner, and what keeps that owner alive."""
-
-    __array_interface__: dict[str, Any]
-    owner: object

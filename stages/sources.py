@@ -122,19 +122,18 @@ class Sources:
 
 def fill_from_sources(table: pa.Table, reads: set[str], run_id: str, sources: Sources) -> pa.Table:
     """Add columns that the step's capture lacks from the rollouts that it consumed from."""
-    if "source_rollout_id" not in table.column_names:
+    there = set(table.column_names)
+    if "source_rollout_id" not in there or not table.num_rows:
         return table
-    if not table.num_rows:
-        return table
-    whole = {
+    lacking = [
         name
-        for name, column in zip(table.column_names, table.columns, strict=True)
-        if column.null_count < table.num_rows
-    }
-    for name in sorted((reads - whole) & set(TWINS)):
+        for name in sorted(reads & set(TWINS))
+        if name not in there or table[name].null_count == table.num_rows
+    ]
+    for name in lacking:
         column = _from_sources(table, name, run_id, sources)
         if column is not None:
-            if name in table.column_names:
+            if name in there:
                 table = table.drop_columns([name])
             table = table.append_column(name, column)
     return table

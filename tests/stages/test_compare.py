@@ -1,11 +1,19 @@
 import math
+from itertools import pairwise
 
 import pytest
 import torch
 
 from trajreplay.schema import Tolerance
 from trajreplay.stages import Divergence
-from trajreplay.stages.compare import EXAMPLES, Compared, Look, compare_elements, compare_scalar
+from trajreplay.stages.compare import (
+    EXAMPLES,
+    Active,
+    Compared,
+    Look,
+    compare_elements,
+    compare_scalar,
+)
 
 TOLERANCE = Tolerance(1e-6, 1e-5)
 
@@ -19,15 +27,22 @@ def _compared(
     active: list[bool] | None = None,
     tolerance: Tolerance = TOLERANCE,
 ) -> Compared:
+    bounds = bounds or [0, len(recorded)]
     return compare_elements(
         torch.tensor(recorded, dtype=torch.float64),
         torch.tensor(recomputed, dtype=torch.float64),
-        bounds or [0, len(recorded)],
+        bounds,
         tolerance,
         slack=lambda outside: torch.full((len(outside),), slack, dtype=torch.float64),
         describe=lambda at, old, new: Divergence(str(at), old, new),
-        active=None if active is None else torch.tensor(active, dtype=torch.bool),
+        active=None if active is None else _active(active, bounds),
     )
+
+
+def _active(chosen: list[bool], bounds: list[int]) -> Active:
+    mask = torch.tensor(chosen, dtype=torch.bool)
+    counts = [sum(chosen[start:stop]) for start, stop in pairwise(bounds)]
+    return Active(mask, mask.double(), counts)
 
 
 def test_a_difference_within_the_tolerance_is_a_pass() -> None:
