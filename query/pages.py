@@ -13,11 +13,11 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from trajreplay.query.datafile import OpenFile
 from trajreplay.schema.digest import list_digest
+from trajreplay.schema.lists import ListBounds
 from trajreplay.schema.tables import length_column
 
 _CODECS = {"LZ4": pa.Codec("lz4_raw"), "UNCOMPRESSED": None}
@@ -55,44 +55,29 @@ def proven_columns(
     file, table = opened.file, opened.table
     if opened.whole is None or file.first_row or file.rows != sum(file.row_groups):
         return {}
-    bounds: dict[str, _Bounds] = {}
+    bounds: dict[str, ListBounds] = {}
+    levels: dict[str, list[bytes]] = {}  # of a proven column, by what its lists are as long as
     proven: dict[str, pa.ChunkedArray] = {}
     for name in names:
         seal, by = file.columns[name], length_column(name)
         if seal.nulls or by not in lengths:
             continue
-        lists = bounds.get(by) or bounds.setdefault(by, _Bounds(lengths[by]))
+        lists = bounds.get(by) or bounds.setdefault(by, ListBounds(lengths[by]))
         if lists.count != seal.values:
             continue
         plain = _plain(opened, opened.whole, name, seal.values)
         if plain is None:
             continue
-        if plain.levels != lists.levels:
+        if plain.levels != levels.get(by):
             if list_digest(table[name].type, lists.lengths, plain.values) != seal.digest:
                 continue
-            lists.levels = plain.levels
+            levels[by] = plain.levels
         floats = pa.Array.from_buffers(
             pa.float32(), seal.values, [None, pa.py_buffer(plain.values)], null_count=0
         )
         column = pa.ListArray.from_arrays(lists.offsets, floats, type=table[name].type)
         proven[name] = pa.chunked_array([column])
     return proven
-
-
-class _Bounds:
-    """Where lists of these lengths begin, and the levels of a proven column of such lists."""
-
-    def __init__(self, lengths: pa.ChunkedArray) -> None:
-        self.levels: list[bytes] | None = None
-        self.count = -1
-        if not lengths.null_count:
-            self.lengths = np.asarray(lengths.to_numpy(), np.int64)
-            if not len(self.lengths) or self.lengths.min() >= 0:
-                ends = np.zeros(len(self.lengths) + 1, np.int64)
-                np.cumsum(self.lengths, out=ends[1:])
-                if ends[-1] < 2**31:
-                    self.count = int(ends[-1])
-                    self.offsets = pa.array(ends.astype(np.int32))
 
 
 def _plain(opened: OpenFile, whole: bytes, name: str, count: int) -> _Plain | None:

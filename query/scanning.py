@@ -26,6 +26,13 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
+def usable_cores() -> int:
+    """Cores that this process may run on: fewer than there are in a container or under taskset."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def ahead(
     work: Callable[[_Item], _Result], items: Iterable[_Item], threads: int | None = None
 ) -> Iterator[_Result]:
@@ -36,7 +43,7 @@ def ahead(
         items: The items.
         threads: How many at once; as many as there are cores if omitted, at most 4.
     """
-    threads = threads or min(MAX_THREADS, os.cpu_count() or 1)
+    threads = threads or min(MAX_THREADS, usable_cores())
     items = iter(items)
     first = list(islice(items, 2))
     if threads < 2 or len(first) < 2:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
@@ -12,9 +13,9 @@ from trajreplay.query.datafile import OpenFile
 from trajreplay.query.reading import read_opened
 from trajreplay.query.scanning import WHOLE_LIMIT_BYTES, decoded_bytes
 from trajreplay.schema.columns import Column, Table
-from trajreplay.schema.digest import elements
 from trajreplay.schema.entry import DataFile, Entry
 from trajreplay.schema.errors import DatasetError, SchemaError
+from trajreplay.schema.lists import elements, list_place
 from trajreplay.schema.policy import TEXT_FIELDS, Redaction
 from trajreplay.schema.store import Store
 from trajreplay.schema.tables import TABLES, length_column
@@ -94,7 +95,7 @@ def _values_problems(
     file: DataFile, found: pa.Table, lengths: dict[str, pa.ChunkedArray]
 ) -> Iterator[str]:
     table = TABLES[file.table]
-    right: dict[str, pa.ChunkedArray] = {}  # by length column, a list column that agrees with it
+    right: set[object] = set()  # columns made with the same offsets are looked at once
     for name in found.column_names:
         column, values = table[name], found[name]
         seal = file.columns[name]
@@ -107,11 +108,13 @@ def _values_problems(
             yield f"column {name} has {count} non-finite values, its entry says {seal.non_finite}"
         if not column.is_list or name == "weight_versions":
             continue
-        if not _same_offsets(values, right.get(length_column(name))):
-            wrong = list(_length_problems(column, values, lengths))
-            yield from wrong
-            if not wrong:
-                right[length_column(name)] = values
+        place = length_column(name), list_place(values)
+        if place in right:
+            continue
+        wrong = list(_length_problems(column, values, lengths))
+        yield from wrong
+        if not wrong and place[1] is not None:
+            right.add(place)
     if "loss_mask" in found.column_names:
         highest = pc.max(_inner(found["loss_mask"])).as_py() or 0
         if highest > 1:
@@ -146,20 +149,6 @@ def _length_problems(
         )
 
 
-def _same_offsets(values: pa.ChunkedArray, other: pa.ChunkedArray | None) -> bool:
-    """Whether two list columns certainly have rows of the same lengths."""
-    return (
-        other is not None
-        and not values.null_count
-        and not other.null_count
-        and values.num_chunks == other.num_chunks
-        and all(
-            mine.offsets.equals(theirs.offsets)
-            for mine, theirs in zip(values.chunks, other.chunks, strict=True)
-        )
-    )
-
-
 def _redaction_problems(entry: Entry, table: Table, found: pa.Table) -> Iterator[str]:
     """What the text columns store that the capture's redaction policy does not leave."""
     texts = [name for name in found.column_names if name in TEXT_FIELDS and name in table]
@@ -188,12 +177,14 @@ def duplicate_samples(captures: Iterable[tuple[Entry, pa.Table]]) -> list[str]:
     Args:
         captures: The owners of a capture set, each with the ids of its samples.
     """
-    seen: set[tuple[object, ...]] = set()
-    problems = []
+    seen: dict[object, set[object]] = {}
+    problems: list[str] = []
     for entry, ids in captures:
-        shard = entry.parallel.shard
-        for name in zip(*(column.to_pylist() for column in ids.columns), strict=True):
-            if (*name, shard) in seen:
-                problems.append(f"rank {entry.key.rank} holds sample {name[0]!r} a second time")
-            seen.add((*name, shard))
+        before = seen.setdefault(entry.parallel.shard, set())
+        mine = list(zip(*(ids[name].to_pylist() for name in ids.column_names), strict=True))
+        distinct = set(mine)
+        if len(distinct) != len(mine) or not before.isdisjoint(distinct):
+            twice = [one for one, count in Counter(mine).items() if count > 1 or one in before]
+            problems += [f"rank {entry.key.rank} holds sample {one[0]!r} twice" for one in twice]
+        before |= distinct
     return problems

@@ -16,6 +16,7 @@ import pyarrow as pa
 from blake3 import blake3
 
 from trajreplay.schema.errors import SchemaError
+from trajreplay.schema.lists import Int64s, elements, fixed_width_bytes, lengths_of
 
 ALGORITHM = "blake3"
 _DOMAIN = b"trajreplay/column/1"
@@ -54,12 +55,12 @@ def column_digest(column: pa.Array | pa.ChunkedArray) -> str:
     return hasher.hexdigest()
 
 
-def list_digest(column_type: pa.DataType, lengths: Any, values: Any) -> str:
+def list_digest(column_type: pa.DataType, lengths: Int64s, values: Any) -> str:
     """The digest of a column of lists of numbers, without nulls, from its parts.
 
     Args:
         column_type: Of the lists.
-        lengths: (S,) int64 array. How many values each list has.
+        lengths: (S,) int64. How many values each list has.
         values: The values of all lists, as little-endian bytes.
 
     Returns:
@@ -84,7 +85,7 @@ def _digest_at_once(chunk: pa.Array) -> str | None:
         values = elements(chunk)
         if values.null_count:
             return None
-        return list_digest(chunk.type, _list_lengths(chunk), fixed_width_bytes(values))
+        return list_digest(chunk.type, lengths_of(chunk), fixed_width_bytes(values))
     head = [_prefix(chunk.type), _sized(len(chunk).to_bytes(8, "little")), _sized(_ALL_VALID)]
     if shape == "text":
         ends = np.frombuffer(chunk.buffers()[1], np.int32, len(chunk) + 1, chunk.offset * 4)
@@ -249,7 +250,7 @@ def _feed(hasher: _PartHasher, chunks: list[pa.Array], kind: pa.DataType) -> Non
     else:
         hasher.part(_ALL_VALID)
     if _is_list(kind):
-        hasher.part(*(_list_lengths(chunk) for chunk in chunks))
+        hasher.part(*(lengths_of(chunk) for chunk in chunks))
         children = [_plain(elements(chunk)) for chunk in chunks]
         _feed(hasher, children, _logical(kind.value_type))
         return
@@ -270,43 +271,10 @@ def _feed(hasher: _PartHasher, chunks: list[pa.Array], kind: pa.DataType) -> Non
         hasher.part(*(fixed_width_bytes(chunk) for chunk in chunks))
 
 
-def _list_offsets(chunk: pa.Array) -> np.ndarray[Any, np.dtype[Any]]:
-    width = np.dtype(np.int64 if pa.types.is_large_list(chunk.type) else np.int32)
-    return np.frombuffer(chunk.buffers()[1], width, len(chunk) + 1, chunk.offset * width.itemsize)
-
-
-def _list_lengths(chunk: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
-    offsets = _list_offsets(chunk)
-    lengths: np.ndarray[Any, np.dtype[np.int64]] = np.diff(offsets).astype(np.int64)
-    if chunk.null_count:
-        lengths[~chunk.is_valid().to_numpy(zero_copy_only=False)] = 0
-    return lengths
-
-
-def elements(chunk: pa.Array) -> pa.Array:
-    """The values of valid rows of a list array, without a copy where every row is valid."""
-    if chunk.null_count:
-        return chunk.flatten()
-    offsets = _list_offsets(chunk)
-    start, stop = int(offsets[0]), int(offsets[-1])
-    values = chunk.values
-    return values if stop - start == len(values) else values.slice(start, stop - start)
-
-
-def _offsets(chunk: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _offsets(chunk: pa.Array) -> Int64s:
     return np.frombuffer(chunk.buffers()[1], np.int64, len(chunk) + 1, chunk.offset * 8)
 
 
 def _bytes_between(chunk: pa.Array) -> bytes | memoryview:
     offsets, data = _offsets(chunk), chunk.buffers()[2]
     return memoryview(data)[int(offsets[0]) : int(offsets[-1])] if data is not None else b""
-
-
-def fixed_width_bytes(chunk: pa.Array) -> bytes | memoryview:
-    """The values of a fixed-width array as their little-endian bytes, without a copy."""
-    data = chunk.buffers()[1]
-    if data is None or not len(chunk):
-        return b""
-    width = chunk.type.bit_width // 8
-    start = chunk.offset * width
-    return memoryview(data).cast("B")[start : start + len(chunk) * width]

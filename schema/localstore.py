@@ -93,14 +93,16 @@ class LocalStore:
             DatasetError: It cannot be opened, or is larger than `limit_bytes`.
         """
         descriptor = self.open(path)
-        with os.fdopen(descriptor, "rb") as file:
+        try:
             size = os.fstat(descriptor).st_size
             if size > limit_bytes:
                 raise DatasetError(
                     f"{path} in {self.root} has {size} bytes, expected at most {limit_bytes}",
                     path=path,
                 )
-            return file.read(limit_bytes + 1)
+            return os.pread(descriptor, size, 0)
+        finally:
+            os.close(descriptor)
 
     def exists(self, path: str) -> bool:
         """Whether something of that name is there."""
@@ -112,16 +114,19 @@ class LocalStore:
         Raises:
             DatasetError: Something below it is a link or a special file.
         """
-        self.absolute(prefix)
+        yield from self._walk(prefix, self.absolute(prefix + "/x").removesuffix("/x"))
+
+    def _walk(self, prefix: str, folder: str) -> Iterator[Listed]:
+        """The files below a checked folder."""
         try:
-            with os.scandir(self.absolute(prefix + "/x").removesuffix("/x")) as found:
+            with os.scandir(folder) as found:
                 children = list(found)
         except FileNotFoundError:
             return
         for child in children:
             path = f"{prefix}/{child.name}"
             if child.is_dir(follow_symlinks=False):
-                yield from self.list(path)
+                yield from self._walk(path, child.path)
             elif child.is_file(follow_symlinks=False):
                 try:
                     status = child.stat(follow_symlinks=False)

@@ -251,3 +251,14 @@ SAMPLE_TABLES = {"rollout": ROLLOUTS, "step": STEPS}
 def length_column(name: str) -> str:
     """The column that says how many values a row of a tensor column has."""
     return "total_length" if name == "tokens" else "response_length"
+
+
+RESPONSE_LISTS = tuple(
+    dict.fromkeys(
+        column.name
+        for table in SAMPLE_TABLES.values()
+        for column in table.columns
+        if column.is_list and length_column(column.name) == "response_length"
+        if column.name != "weight_versions"
+    )
+)

@@ -37,6 +37,7 @@ class LoadedCohort:
         stages: Stages to recompute, in order.
         whole: Whether `table` is the whole cohort.
         lacking: Columns that some sample lacks.
+        finite: Columns without NaN and infinities, as the seals of the verified files count them.
         dtypes: dtype in which the producer held each recorded column.
         micro_batches: Samples that each (rank, micro-batch) holds in all.
         chained: Columns as their source rollouts recompute them, where they differ.
@@ -51,6 +52,7 @@ class LoadedCohort:
     stages: list[str]
     whole: bool
     lacking: tuple[str, ...]
+    finite: frozenset[str]
     dtypes: dict[str, str]
     micro_batches: dict[tuple[int, str | None], int] = field(default_factory=dict)
     chained: dict[str, Tensor] = field(default_factory=dict)
@@ -108,7 +110,8 @@ class Block:
         self.dtypes = cohorts[0].dtypes
         self.packed = Packed([cohort.table for cohort in cohorts])
         self.chained: dict[str, Tensor] = {}
-        self._read: set[str] = set()
+        # Columns in which nobody has to look for NaN and infinities any more.
+        self._read = set(frozenset.intersection(*(cohort.finite for cohort in cohorts)))
         for name in sorted({name for cohort in cohorts for name in cohort.chained}):
             parts = [
                 cohort.chained.get(name, self.column(name)[start:stop])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from trajreplay.query.scanning import decoded_bytes
 from trajreplay.schema.columns import Table
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError, listed
-from trajreplay.schema.tables import SAMPLE_TABLES
+from trajreplay.schema.lists import list_place
+from trajreplay.schema.tables import RESPONSE_LISTS, SAMPLE_TABLES
 from trajreplay.stages.capability import Ability
 from trajreplay.stages.packed import list_lengths
 from trajreplay.stages.report import CohortReport, StageResult, StageVerdict
@@ -38,7 +39,9 @@ def check_agreement(owners: list[Entry]) -> None:
                 )
 
 
-def check_memory(owners: list[Entry], table: Table, columns: list[str], memory_bytes: int) -> None:
+def check_memory(
+    owners: list[Entry], table: Table, columns: Sequence[str], memory_bytes: int
+) -> None:
     """Refuse a cohort that would not fit, from the counts of its entries, before it is read.
 
     Raises:
@@ -117,31 +120,25 @@ def check_lengths(table: pa.Table) -> None:
     for row in (expected < 0).nonzero()[0].tolist():
         add(row, f"response_length is {expected[row]}, expected 0 or more")
     right: set[Any] = set()  # columns made with the same offsets are looked at once
-    for field in table.schema:
-        if not pa.types.is_list(field.type) or field.name in ("tokens", "weight_versions"):
+    there = set(table.column_names)
+    for name in RESPONSE_LISTS:
+        if name not in there:
             continue
-        column = table[field.name]
-        where = _offsets_of(column)
-        if where in right:
+        column = table[name]
+        place = list_place(column)
+        if place in right:
             continue
         found = list_lengths(column)
         if np.array_equal(found, expected):
-            right.add(where)
+            right |= {place} - {None}
             continue
         for row in ((found != expected) & (found >= 0)).nonzero()[0].tolist():
             add(
                 row,
-                f"{field.name} has {found[row]} values, expected response_length = {expected[row]}",
+                f"{name} has {found[row]} values, expected response_length = {expected[row]}",
             )
     if problems:
         raise DatasetError(listed(problems))
-
-
-def _offsets_of(column: pa.ChunkedArray) -> tuple[tuple[int, int, int], ...] | None:
-    """Where the offsets of a list column lie in memory; None of one with null lists."""
-    if column.null_count:
-        return None
-    return tuple((one.buffers()[1].address, one.offset, len(one)) for one in column.chunks)
 
 
 def check_missing(

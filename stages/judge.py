@@ -17,6 +17,7 @@ from trajreplay.stages.advantages import replay_advantage_estimate, replay_advan
 from trajreplay.stages.block import Block, LoadedCohort
 from trajreplay.stages.loading import Task, load_cohort
 from trajreplay.stages.losses import replay_loss_policy
+from trajreplay.stages.recipe import Recipes
 from trajreplay.stages.report import CohortReport, Finding, StageResult
 from trajreplay.stages.rewards import replay_reward_post_process, replay_reward_raw
 from trajreplay.stages.samples import judge_samples
@@ -62,7 +63,7 @@ def replay_tasks(
         One report per task, in report order.
     """
     ordered = sorted(tasks, key=lambda task: task.turn)
-    sources = Sources(sets, memory_bytes // 4)
+    sources, recipes = Sources(sets, memory_bytes // 4), Recipes(stages)
     budget = min(BATCH_TOKENS, memory_bytes // BYTES_PER_TOKEN)
     reports: list[CohortReport] = []
     with _one_thread():
@@ -73,7 +74,7 @@ def replay_tasks(
                         store,
                         task,
                         sources,
-                        stages=stages,
+                        recipes,
                         allow_partial=allow_partial,
                         memory_bytes=memory_bytes,
                     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -53,7 +55,7 @@ def _holds(column: pa.ChunkedArray, dtype: torch.dtype) -> bool:
     return torch.equal(values.to(dtype).to(values.dtype).nan_to_num(), values.nan_to_num())
 
 
-def note_non_finite(cohort: LoadedCohort, names: list[str]) -> None:
+def note_non_finite(cohort: LoadedCohort, names: Sequence[str]) -> None:
     """Locate NaN and infinities in columns that no stage reads: on trained tokens they diverge."""
     if not names:
         return

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import DTypeLike
 from torch import Tensor
 
-from trajreplay.schema.digest import elements
+from trajreplay.schema.lists import Int64s, elements, lengths_of
 
 
 class Packed:
@@ -94,7 +94,7 @@ class Packed:
         return np.asarray(self.table["rank"].to_numpy(), np.int32)
 
     @cached_property
-    def rows(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def rows(self) -> Int64s:
         """(S,) int64. The row of each sample in the capture of its rank."""
         return np.asarray(self.table["row"].to_numpy(), np.int64)
 
@@ -109,9 +109,7 @@ class Packed:
         return sample, token - int(self.offsets[sample])
 
 
-def _divided(
-    numbers: np.ndarray[Any, np.dtype[np.int64]], by: np.ndarray[Any, Any]
-) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _divided(numbers: Int64s, by: np.ndarray[Any, Any]) -> Int64s:
     """Classes split further by another number."""
     if not len(by) or by.min() == by.max():
         return numbers
@@ -133,12 +131,10 @@ def packed_values(column: pa.ChunkedArray, dtype: DTypeLike = None) -> Tensor:
     return torch.from_numpy(np.concatenate(parts, dtype=dtype))
 
 
-def list_lengths(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.int64]]:
+def list_lengths(column: pa.ChunkedArray) -> Int64s:
     """(S,) int64. The length of each list; -1 for a null one."""
     if column.num_chunks == 1 and not column.null_count and pa.types.is_list(column.type):
-        chunk = column.chunk(0)
-        offsets = np.frombuffer(chunk.buffers()[1], np.int32, len(chunk) + 1, chunk.offset * 4)
-        return np.subtract(offsets[1:], offsets[:-1], dtype=np.int64)
+        return lengths_of(column.chunk(0))
     lengths = pc.list_value_length(column)
     return np.asarray(pc.fill_null(lengths, -1).to_numpy(), np.int64)
 

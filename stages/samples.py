@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from trajreplay.schema.lists import elements
 from trajreplay.stages.block import LoadedCohort
 from trajreplay.stages.compare import EXAMPLES, Look
 from trajreplay.stages.handoff import compare_handoffs
@@ -43,9 +44,10 @@ def _check_lengths(cohort: LoadedCohort) -> Look:
 
 def _check_masks(cohort: LoadedCohort) -> Look:
     look, mask = Look(), cohort.table["loss_mask"]
-    values = packed_values(mask)
-    if not len(values) or int(values.max()) <= 1:
+    parts = (elements(chunk).to_numpy() for chunk in mask.chunks)
+    if all(not len(part) or int(part.max()) <= 1 for part in parts):
         return look
+    values = packed_values(mask)
     offsets = np.concatenate([[0], np.cumsum(list_lengths(mask))])
     odd = (values > 1).nonzero().squeeze(1).numpy()
     rows = np.unique(np.searchsorted(offsets, odd, side="right") - 1)

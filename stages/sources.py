@@ -70,17 +70,20 @@ class Sources:
     def __init__(self, sets: CaptureSets, limit_bytes: int) -> None:
         self._sets = sets
         self._limit_bytes = limit_bytes
+        self._bytes = 0
         self._kept: OrderedDict[Cohort, Source | str] = OrderedDict()
         self._recomputed: dict[Cohort, dict[str, dict[str, Tensor]]] = {}
 
     def find(self, run_id: str, attempt: int, rollout_id: int) -> Source | str:
         """The rows of a rollout, or why they cannot be had."""
         cohort = Cohort(run_id, attempt, rollout_id, None)
-        if cohort not in self._kept:
-            self._kept[cohort] = self._read(cohort)
+        found = self._kept.get(cohort)
+        if found is None:
+            found = self._kept[cohort] = self._read(cohort)
+            self._bytes += _size(found)
             self._evict()
         self._kept.move_to_end(cohort)
-        return self._kept[cohort]
+        return found
 
     def remember(self, cohort: Cohort, column: str, rows: dict[str, Tensor]) -> None:
         """Keep what a rollout's replay found in the place of recorded values, by sample id."""
@@ -111,16 +114,18 @@ class Sources:
         return Source(pa.concat_tables(tables), self._recomputed.get(cohort, {}))
 
     def _evict(self) -> None:
-        sizes = [one.table.nbytes if isinstance(one, Source) else 0 for one in self._kept.values()]
-        total = sum(sizes)
-        for size in sizes[:-1]:
-            if total <= self._limit_bytes:
-                break
-            self._kept.popitem(last=False)
-            total -= size
+        while self._bytes > self._limit_bytes and len(self._kept) > 1:
+            _, oldest = self._kept.popitem(last=False)
+            self._bytes -= _size(oldest)
 
 
-def fill_from_sources(table: pa.Table, reads: set[str], run_id: str, sources: Sources) -> pa.Table:
+def _size(one: Source | str) -> int:
+    return one.table.nbytes if isinstance(one, Source) else 0
+
+
+def fill_from_sources(
+    table: pa.Table, reads: frozenset[str], run_id: str, sources: Sources
+) -> pa.Table:
     """Add columns that the step's capture lacks from the rollouts that it consumed from."""
     there = set(table.column_names)
     if "source_rollout_id" not in there or not table.num_rows:

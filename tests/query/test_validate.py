@@ -282,7 +282,7 @@ def test_a_sample_that_two_ranks_of_a_shard_hold_is_an_error(lake: Lake) -> None
         )
     check, message = only_error(lake)
     assert check == "identity"
-    assert "rank 1 holds sample 's-0' a second time" in message
+    assert "rank 1 holds sample 's-0' twice" in message
 
 
 def test_the_same_id_from_two_rollouts_or_shards_is_no_error(lake: Lake) -> None:

@@ -1,0 +1,77 @@
+"""Lists of an Arrow column: how long they are, where they lie, and the values in them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+Int64s = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def list_offsets(chunk: pa.Array) -> np.ndarray[Any, np.dtype[Any]]:
+    """(S+1,) int32, or int64 of large lists. Where each list begins in `chunk.values`."""
+    width = np.dtype(np.int64 if pa.types.is_large_list(chunk.type) else np.int32)
+    return np.frombuffer(chunk.buffers()[1], width, len(chunk) + 1, chunk.offset * width.itemsize)
+
+
+def lengths_of(chunk: pa.Array) -> Int64s:
+    """(S,) int64. The length of each list, 0 of a null one."""
+    offsets = list_offsets(chunk)
+    lengths: Int64s = np.subtract(offsets[1:], offsets[:-1], dtype=np.int64)
+    if chunk.null_count:
+        lengths[~chunk.is_valid().to_numpy(zero_copy_only=False)] = 0
+    return lengths
+
+
+def elements(chunk: pa.Array) -> pa.Array:
+    """The values of valid rows of a list array, without a copy where every row is valid."""
+    if chunk.null_count:
+        return chunk.flatten()
+    offsets = list_offsets(chunk)
+    start, stop = int(offsets[0]), int(offsets[-1])
+    values = chunk.values
+    return values if stop - start == len(values) else values.slice(start, stop - start)
+
+
+def list_place(column: pa.ChunkedArray) -> tuple[tuple[int, int, int], ...] | None:
+    """Where the offsets of a list column lie in memory; None of one with null lists.
+
+    Columns of one place have lists of the same lengths.
+    """
+    if column.null_count:
+        return None
+    return tuple((one.buffers()[1].address, one.offset, len(one)) for one in column.chunks)
+
+
+class ListBounds:
+    """Where lists of given lengths begin.
+
+    Attributes:
+        lengths: (S,) int64. As given.
+        count: Values of all lists; -1 where a length is missing or negative, or they are too many
+            for a list array.
+        offsets: (S+1,) int32 array for a list array, if they are not.
+    """
+
+    def __init__(self, lengths: pa.ChunkedArray) -> None:
+        self.count = -1
+        if lengths.null_count:
+            return
+        self.lengths = np.asarray(lengths.to_numpy(), np.int64)
+        ends = np.zeros(len(self.lengths) + 1, np.int64)
+        np.cumsum(self.lengths, out=ends[1:])
+        if ends[-1] < 2**31 and (not len(self.lengths) or self.lengths.min() >= 0):
+            self.count = int(ends[-1])
+            self.offsets = pa.array(ends.astype(np.int32))
+
+
+def fixed_width_bytes(chunk: pa.Array) -> bytes | memoryview:
+    """The values of a fixed-width array as their little-endian bytes, without a copy."""
+    data = chunk.buffers()[1]
+    if data is None or not len(chunk):
+        return b""
+    width = chunk.type.bit_width // 8
+    start = chunk.offset * width
+    return memoryview(data).cast("B")[start : start + len(chunk) * width]

@@ -1,0 +1,160 @@
+"""Recipes: which stages of a capture set run, and which columns of it they need."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from trajreplay.query.capture_sets import CaptureSet
+from trajreplay.schema.contracts import STAGE_NAMES, V1_STAGES, StageContract
+from trajreplay.schema.entry import Entry
+from trajreplay.schema.identity import ParallelCoordinates
+from trajreplay.schema.settings import Settings
+from trajreplay.schema.tables import SAMPLE_TABLES
+from trajreplay.stages.capability import Ability, ability
+from trajreplay.stages.report import StageResult
+from trajreplay.stages.sources import TWINS
+
+_ALWAYS = (
+    "sample_id",
+    "group_id",
+    "response_length",
+    "total_length",
+    "loss_mask",
+)
+_OF_STEPS = ("source_attempt", "source_rollout_id")
+_OPTIONAL = ("returns",)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is done with a capture set, as far as its entries say.
+
+    Args:
+        abilities: The stages that run, and what each needs.
+        results: Results of the stages that do not, as the arguments of a `StageResult`.
+        columns: Columns to read.
+        reads: Columns that a stage reads.
+        unread: Columns that no stage reads and that hold NaN or infinities.
+        finite: Columns that hold none.
+    """
+
+    abilities: dict[str, Ability]
+    results: tuple[tuple[str, str, str, str, str], ...]
+    columns: tuple[str, ...]
+    reads: frozenset[str]
+    unread: tuple[str, ...]
+    finite: frozenset[str]
+
+    def not_run(self) -> list[StageResult]:
+        """The results of the stages that do not run."""
+        return [
+            StageResult(stage, verdict, capability, version, message=message)  # type: ignore[arg-type]
+            for stage, verdict, capability, version, message in self.results
+        ]
+
+
+class Recipes:
+    """The recipes of one replay: captures of one run are alike, and share theirs.
+
+    Args:
+        asked: Stages asked for; all declared ones if empty.
+    """
+
+    def __init__(self, asked: Collection[str] = ()) -> None:
+        self._asked = tuple(asked)
+        self._known: dict[object, tuple[Settings, Recipe]] = {}
+
+    def of(self, captures: CaptureSet, *, has_source: bool) -> Recipe:
+        """The recipe of a capture set that has an owner.
+
+        Args:
+            captures: The capture set.
+            has_source: Whether it is a step and a rollout that it consumed from is there.
+        """
+        owners = captures.owners
+        lead, table = owners[0], SAMPLE_TABLES[captures.kind].name
+        files = [file for entry in owners if (file := entry.file(table)) is not None]
+        held = frozenset(name for file in files for name in file.columns)
+        odd = frozenset(
+            name for file in files for name, seal in file.columns.items() if seal.non_finite != 0
+        )
+        batches = any(one.scope == "micro_batch" for entry in owners for one in entry.outputs)
+        widest = max((entry.parallel for entry in owners), key=lambda one: one.context_size)
+        contracts = tuple(lead.contracts.values())
+        shape = (
+            captures.kind,
+            id(lead.settings),
+            contracts,
+            widest,
+            held,
+            odd,
+            batches,
+            has_source,
+        )
+        if shape not in self._known:
+            made = self._make(captures.kind, lead, widest, held, odd, batches, has_source)
+            self._known[shape] = lead.settings, made  # what is kept keeps its id
+        return self._known[shape][1]
+
+    def _make(
+        self,
+        kind: str,
+        lead: Entry,
+        widest: ParallelCoordinates,
+        held: frozenset[str],
+        odd: frozenset[str],
+        batches: bool,
+        has_source: bool,
+    ) -> Recipe:
+        table = SAMPLE_TABLES[kind]
+        abilities, results = self._choose(lead, widest, held)
+        reads = frozenset(name for one in abilities.values() for name in one.reads)
+        writes = {name for one in abilities.values() for name in one.writes if name in table}
+        names = [*_ALWAYS, *(_OF_STEPS if kind == "step" else ())]
+        names += ("micro_batch_id",) if batches else ()
+        twins = TWINS if has_source and "sample" in abilities else ()
+        optional = [*_OPTIONAL, *twins] if "advantage.estimate" in abilities else [*twins]
+        optional += ("group_size",) if "reward.post_process" in abilities else ()
+        read = {*names, *reads, *writes, *optional}
+        unread = sorted(
+            name for name in odd if name in table and table[name].is_floating and name not in read
+        )
+        wanted = dict.fromkeys([*names, *sorted(reads | writes), *optional, *unread])
+        columns = tuple(name for name in wanted if name in names or name in held)
+        return Recipe(abilities, tuple(results), columns, reads, tuple(unread), held - odd)
+
+    def _choose(
+        self, lead: Entry, widest: ParallelCoordinates, held: frozenset[str]
+    ) -> tuple[dict[str, Ability], list[tuple[str, str, str, str, str]]]:
+        """The stages to run, and what to say of the others.
+
+        A stage that is declared recompute, or asked for, and unsupported is refused.
+        """
+        chosen: dict[str, Ability] = {}
+        results = []
+        for name in STAGE_NAMES:
+            contract = lead.contracts.get(name)
+            if self._asked and name not in self._asked:
+                continue
+            if contract is None:
+                if self._asked or name in V1_STAGES:
+                    results.append((name, "not-declared", "not-declared", "v1", ""))
+            elif self._asked and contract.capability == "unsupported":
+                message = f"asked for and declared unsupported: {contract.reason}"
+                results.append((name, "refused", "unsupported", "v1", message))
+            elif contract.capability != "recompute":
+                results.append(_declared(contract))
+            else:
+                found = ability(name, lead.settings, widest, held)
+                if found.capability == "recompute":
+                    chosen[name] = found
+                    continue
+                message = f"declared recompute and unsupported: {found.reason}"
+                results.append((name, "refused", "unsupported", "v1", message))
+        return chosen, results
+
+
+def _declared(contract: StageContract) -> tuple[str, str, str, str, str]:
+    capability = contract.capability
+    return contract.stage, capability, capability, contract.version, contract.reason
