@@ -1,8 +1,7 @@
-"""Many captures one after another, in bounded pieces, decoded ahead by a few threads."""
+"""Many captures one after another, in bounded pieces."""
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,24 +25,20 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
-def usable_cores() -> int:
-    """Cores that this process may run on: fewer than there are in a container or under taskset."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def ahead(
-    work: Callable[[_Item], _Result], items: Iterable[_Item], threads: int | None = None
+    store: Store, work: Callable[[_Item], _Result], items: Iterable[_Item]
 ) -> Iterator[_Result]:
-    """Results of work on items, in order, a few of them worked on ahead.
+    """Results of work on items, in order.
+
+    Of a lake in a bucket a few items are worked on ahead, since each waits for the network. In a
+    folder that gains nothing: threads that decode small columns wait for each other.
 
     Args:
-        work: What to do with an item; decoding and hashing leave the interpreter to others.
+        store: The lake that the work reads.
+        work: What to do with an item.
         items: The items.
-        threads: How many at once; as many as there are cores if omitted, at most 4.
     """
-    threads = threads or min(MAX_THREADS, usable_cores())
+    threads = MAX_THREADS if store.folder is None else 1
     items = iter(items)
     first = list(islice(items, 2))
     if threads < 2 or len(first) < 2:
@@ -68,8 +63,7 @@ def scan(
 ) -> Iterator[tuple[Entry, Iterator[pa.RecordBatch]]]:
     """Read columns of many captures, in their order.
 
-    Small captures are decoded ahead, a few at a time; a large one a row group at a time, when its
-    turn comes. What is wrong with a file is raised when its batches are taken.
+    Small captures are decoded whole; a large one a row group at a time, when its turn comes. What is wrong with a file is raised when its batches are taken.
 
     Yields:
         Each capture with its batches.
@@ -83,7 +77,7 @@ def scan(
         except DatasetError as error:
             return entry, error
 
-    for entry, found in ahead(work, entries):
+    for entry, found in ahead(store, work, entries):
         if isinstance(found, DatasetError):
             yield entry, _raising(found)
         elif found is None:

@@ -42,7 +42,7 @@ def validate(
     cohorts = sorted(catalog.by_cohort, key=lambda cohort: cohort.order)
     events = [key for key in catalog.keys if key.kind == "events"]
     order = [*(key for cohort in cohorts for key in catalog.by_cohort[cohort]), *events]
-    looked = ahead(partial(_look, catalog), order)
+    looked = ahead(store, partial(_look, catalog), order)
     named: set[str] = set()
     done = 0
     for cohort in cohorts:
