@@ -85,6 +85,7 @@ def _read(opened: OpenFile, columns: Sequence[str]) -> dict[str, pa.ChunkedArray
 
 
 def _schema(columns: Sequence[Column]) -> pa.Schema:
+    """The schema of columns."""
     return pa.schema([column.field for column in columns])
 
 
@@ -154,7 +155,7 @@ def finished_columns(
         if verify:
             check_digest(file, column.name, values, digest)
         arrays.append(values)
-    return pa.Table.from_arrays(arrays, schema=_schema(wanted))
+    return pa.Table.from_arrays(arrays, schema=_schema(tuple(wanted)))
 
 
 def checked(file: DataFile, column: Column, values: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -165,7 +166,7 @@ def checked(file: DataFile, column: Column, values: pa.ChunkedArray) -> pa.Chunk
     """
     if column.is_text:
         values = _plain_text(file, column.name, values)
-    if values.type != column.type:
+    elif values.type != column.type:
         values = values.cast(column.type)
     if values.null_count and not column.nullable:
         found = f"column {column.name} has {values.null_count} nulls, expected none"
@@ -176,7 +177,7 @@ def checked(file: DataFile, column: Column, values: pa.ChunkedArray) -> pa.Chunk
 
 
 def _plain_text(file: DataFile, name: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
-    size = sum(len(chunk) * chunk.dictionary.nbytes for chunk in values.chunks)
+    size = sum(len(chunk) * chunk.dictionary.get_total_buffer_size() for chunk in values.chunks)
     if size > TEXT_LIMIT_BYTES:  # a bound; only where it is passed is the size itself reckoned
         size = sum(
             pc.sum(pc.binary_length(chunk.dictionary).take(chunk.indices)).as_py() or 0

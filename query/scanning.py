@@ -63,7 +63,8 @@ def scan(
 ) -> Iterator[tuple[Entry, Iterator[pa.RecordBatch]]]:
     """Read columns of many captures, in their order.
 
-    Small captures are decoded whole; a large one a row group at a time, when its turn comes. What is wrong with a file is raised when its batches are taken.
+    Small captures are decoded whole; a large one a row group at a time, when its turn comes. What
+    is wrong with a file is raised when its batches are taken.
 
     Yields:
         Each capture with its batches.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -15,7 +14,7 @@ from trajreplay.query.scanning import WHOLE_LIMIT_BYTES, decoded_bytes
 from trajreplay.schema.columns import Column, Table
 from trajreplay.schema.entry import DataFile, Entry
 from trajreplay.schema.errors import DatasetError, SchemaError
-from trajreplay.schema.lists import elements, list_place
+from trajreplay.schema.lists import elements, list_place, non_finite
 from trajreplay.schema.policy import TEXT_FIELDS, Redaction
 from trajreplay.schema.store import Store
 from trajreplay.schema.tables import TABLES, length_column
@@ -101,11 +100,15 @@ def _values_problems(
         seal = file.columns[name]
         if values.null_count != seal.nulls:
             yield f"column {name} has {values.null_count} nulls, its entry says {seal.nulls}"
-        inner = _inner(values) if column.is_list else values
-        if len(inner) != seal.values:
-            yield f"column {name} has {len(inner)} values, its entry says {seal.values}"
-        if column.is_floating and (count := _non_finite(inner)) != seal.non_finite:
+        inner = [elements(chunk) for chunk in values.chunks] if column.is_list else values.chunks
+        if (size := sum(map(len, inner))) != seal.values:
+            yield f"column {name} has {size} values, its entry says {seal.values}"
+        if column.is_floating and (count := sum(map(non_finite, inner))) != seal.non_finite:
             yield f"column {name} has {count} non-finite values, its entry says {seal.non_finite}"
+        if name == "loss_mask":
+            highest = max((pc.max(one).as_py() or 0 for one in inner), default=0)
+            if highest > 1:
+                yield f"loss_mask has the value {highest}, expected 0 or 1"
         if not column.is_list or name == "weight_versions":
             continue
         place = length_column(name), list_place(values)
@@ -115,22 +118,6 @@ def _values_problems(
         yield from wrong
         if not wrong and place[1] is not None:
             right.add(place)
-    if "loss_mask" in found.column_names:
-        highest = pc.max(_inner(found["loss_mask"])).as_py() or 0
-        if highest > 1:
-            yield f"loss_mask has the value {highest}, expected 0 or 1"
-
-
-def _inner(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    return pa.chunked_array([elements(chunk) for chunk in values.chunks], values.type.value_type)
-
-
-def _non_finite(values: pa.ChunkedArray) -> int:
-    total = pc.sum(values).as_py()
-    if total is None or math.isfinite(total):  # then so is every value: sums are of float64
-        return 0
-    finite: int = pc.sum(pc.is_finite(values)).as_py() or 0
-    return len(values) - int(values.null_count) - finite
 
 
 def _length_problems(

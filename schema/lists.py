@@ -75,3 +75,12 @@ def fixed_width_bytes(chunk: pa.Array) -> bytes | memoryview:
     width = chunk.type.bit_width // 8
     start = chunk.offset * width
     return memoryview(data).cast("B")[start : start + len(chunk) * width]
+
+
+def non_finite(values: pa.Array) -> int:
+    """How many values of an array of floats are NaN or infinite; nulls are neither."""
+    numbers = (values.drop_null() if values.null_count else values).to_numpy()
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(np.add.reduce(numbers)):  # then so is every one of them
+            return 0
+    return int(np.count_nonzero(~np.isfinite(numbers)))

@@ -118,7 +118,7 @@ def _divided(numbers: Int64s, by: np.ndarray[Any, Any]) -> Int64s:
     return np.asarray(divided, np.int64)
 
 
-def packed_values(column: pa.ChunkedArray, dtype: DTypeLike = None) -> Tensor:
+def packed_values(column: pa.ChunkedArray, dtype: DTypeLike | None = None) -> Tensor:
     """(N,) The values of a list column, one after another.
 
     Args:
