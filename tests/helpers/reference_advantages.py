@@ -1,0 +1,126 @@
+"""Rewards, returns and advantages as plain loops over samples and tokens, in float64."""
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+Rows = Sequence[Sequence[float]]
+
+
+def rows_of(values: Sequence[float], lengths: Sequence[int]) -> list[list[float]]:
+    """Split packed tokens into their samples."""
+    rows, start = [], 0
+    for length in lengths:
+        rows.append(list(values[start : start + length]))
+        start += length
+    return rows
+
+
+def flat(rows: Rows) -> list[float]:
+    """Pack the tokens of samples."""
+    return [value for row in rows for value in row]
+
+
+def linear_scan(terms: Rows, decay: Rows, initial: Sequence[float]) -> list[list[float]]:
+    """Run the recurrence of each sample backwards."""
+    result = []
+    for xs, rates, start in zip(terms, decay, initial, strict=True):
+        state, row = start, []
+        for x, a in zip(reversed(xs), reversed(rates), strict=True):
+            state = x + a * state
+            row.append(state)
+        result.append(row[::-1])
+    return result
+
+
+def normalise_rewards(
+    rewards: Sequence[float],
+    group_index: Sequence[int],
+    *,
+    baseline: str = "mean",
+    divisor: str = "none",
+    divisor_index: Sequence[int] | None = None,
+    ddof: int = 1,
+    epsilon: float = 1e-6,
+    epsilon_place: str = "added",
+    lone: str = "zero",
+    missing: str = "keep",
+    lengths: Sequence[float] = (),
+    greedy_rewards: Sequence[float] = (),
+) -> list[float]:
+    """Score rewards that are finite or, if excluded, NaN; in exact fractions up to the roots."""
+    known = [i for i, one in enumerate(rewards) if not (missing == "exclude" and math.isnan(one))]
+    exact = {i: Fraction(rewards[i]) for i in known}
+    shared = group_index if divisor_index is None else divisor_index
+    scored: dict[int, Fraction | float] = {}
+    for i in known:
+        members = [j for j in known if group_index[j] == group_index[i]]
+        level: Fraction | None = Fraction(0)
+        if baseline == "greedy":
+            level = Fraction(greedy_rewards[i])
+        elif len(members) == 1 and baseline != "none" and lone in ("zero", "keep"):
+            level = Fraction(0) if lone == "keep" else exact[i]
+        elif baseline == "mean":
+            level = sum((exact[j] for j in members), Fraction(0)) / len(members)
+        elif baseline == "length-weighted":
+            total = sum((Fraction(lengths[j]) for j in members), Fraction(0))
+            weighted = sum((Fraction(lengths[j]) * exact[j] for j in members), Fraction(0))
+            level = weighted / total if total else None
+        elif baseline == "leave-one-out":
+            others = [exact[j] for j in members if j != i]
+            level = sum(others, Fraction(0)) / len(others) if others else None
+        scored[i] = math.nan if level is None else exact[i] - level
+    result = [0.0] * len(rewards)
+    for i in known:
+        members = [j for j in known if shared[j] == shared[i]]
+        result[i] = _divided(
+            i,
+            scored,
+            exact,
+            members,
+            divisor=divisor,
+            ddof=ddof,
+            epsilon=epsilon,
+            epsilon_place=epsilon_place,
+            lone=lone,
+        )
+    return result
+
+
+def _divided(
+    i: int,
+    scored: dict[int, Fraction | float],
+    exact: dict[int, Fraction],
+    members: list[int],
+    *,
+    divisor: str,
+    ddof: int,
+    epsilon: float,
+    epsilon_place: str,
+    lone: str,
+) -> float:
+    score = float(scored[i])
+    if divisor == "none":
+        return score
+    if divisor == "baseline":
+        if math.isnan(score):
+            return math.nan
+        level = exact[i] - scored[i]
+        return 0.0 if level <= 0 else float(scored[i] / level)
+    counted = [j for j in members if j != i] if divisor == "leave-one-out-std" else members
+    if len(members) <= (1 if divisor == "leave-one-out-std" else ddof):
+        return {"zero": 0.0, "keep": score / (1.0 + epsilon), "nan": math.nan}[lone]
+    if divisor == "std-around-baseline":
+        squares = sum(scored[j] ** 2 for j in counted)
+    else:
+        mean = sum((exact[j] for j in counted), Fraction(0)) / len(counted)
+        squares = sum((exact[j] - mean) ** 2 for j in counted)
+    variance = 0.0 if squares == 0 else float(squares / (len(counted) - ddof))
+    if variance == 0.0 and (divisor == "leave-one-out-std" or epsilon == 0.0):
+        return score
+    if math.isnan(variance):
+        return math.nan
+    if epsilon_place == "inside":
+        return score / math.sqrt(variance + epsilon)
+    floor = epsilon if epsilon_place == "floored" else 0.0
+    return score / (math.sqrt(max(variance, floor)) + epsilon)
