@@ -5,7 +5,7 @@ from torch import Tensor
 
 from trajreplay.schema import StageError
 from trajreplay.stages.kernels.groups import Groups, groups_of
-from trajreplay.stages.kernels.options import check_ddof, check_option
+from trajreplay.stages.kernels.options import check_ddof, check_option, in_dtype_of
 from trajreplay.stages.kernels.segments import check_shapes
 
 OF_THE_GROUP = ("mean", "leave-one-out", "length-weighted")
@@ -136,7 +136,7 @@ def normalise_rewards(
         scored = _with_lone(divided, own, alone, lone)
     result = torch.zeros(rewards.shape, dtype=torch.float64, device=rewards.device)
     result[known] = scored
-    return result.to(rewards.dtype if rewards.dtype.is_floating_point else torch.float64)
+    return in_dtype_of(rewards, result)
 
 
 def _weights(

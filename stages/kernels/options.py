@@ -1,6 +1,9 @@
-"""Checks of the options that kernels share: names, ranges and divisors."""
+"""Checks of the options that kernels share, and the dtype of their results."""
 
 from collections.abc import Sequence
+
+import torch
+from torch import Tensor
 
 from trajreplay.schema import StageError
 
@@ -89,3 +92,19 @@ def check_ddof(kernel: str, ddof: int) -> None:
             f"{kernel}: ddof is {ddof}, expected 0 or 1",
             hint="1 is the default of torch.std, 0 that of numpy.std.",
         )
+
+
+def in_dtype_of(inputs: Tensor, result: Tensor) -> Tensor:
+    """Round a float64 result to the dtype of the inputs.
+
+    Args:
+        inputs: (...) any dtype.
+        result: (...) float64.
+
+    Returns:
+        The result in the dtype of the inputs if that is floating, else as it is.
+
+    >>> in_dtype_of(torch.zeros(1), torch.ones(1, dtype=torch.float64)).dtype
+    torch.float32
+    """
+    return result.to(inputs.dtype if inputs.dtype.is_floating_point else torch.float64)

@@ -124,3 +124,120 @@ def _divided(
         return score / math.sqrt(variance + epsilon)
     floor = epsilon if epsilon_place == "floored" else 0.0
     return score / (math.sqrt(max(variance, floor)) + epsilon)
+
+
+def clamped(value: float, low: float | None, high: float | None) -> float:
+    """Clip one number; a NaN stays."""
+    if math.isnan(value):
+        return value
+    value = value if low is None else max(value, low)
+    return value if high is None else min(value, high)
+
+
+def scale_rewards(
+    rewards: Sequence[float], *, source: tuple[float, float], target: tuple[float, float]
+) -> list[float]:
+    """Map one range onto another."""
+    slope = (target[1] - target[0]) / (source[1] - source[0])
+    return [target[0] + (clamped(reward, *source) - source[0]) * slope for reward in rewards]
+
+
+def overlong_penalty(
+    lengths: Sequence[float], *, max_length: float, buffer: float, penalty: float, floored: bool
+) -> list[float]:
+    """Punish every response that enters the buffer."""
+    result = []
+    for length in lengths:
+        exceeded = length - (max_length - buffer)
+        if floored:
+            exceeded = min(exceeded, buffer)
+        result.append(min(-exceeded / buffer * penalty, 0.0))
+    return result
+
+
+def truncation_rewards(
+    rewards: Sequence[float], truncated: Sequence[int], *, coefficient: float, rule: str
+) -> list[float]:
+    """Punish every truncated response."""
+    result = []
+    for reward, cut in zip(rewards, truncated, strict=True):
+        punished = reward * coefficient if rule == "multiply" else coefficient
+        result.append(punished if cut else reward)
+    return result
+
+
+def cost_penalised_rewards(
+    rewards: Sequence[float], costs: Rows, group_index: Sequence[int], weights: Sequence[float]
+) -> list[float]:
+    """Take off the share that each cost has in the largest of the group."""
+    result = []
+    for reward, own, group in zip(rewards, costs, group_index, strict=True):
+        members = [j for j, other in enumerate(group_index) if other == group]
+        mean = math.fsum(rewards[j] for j in members) / len(members)
+        share = 0.0
+        for k, weight in enumerate(weights):
+            largest = max(costs[j][k] for j in members)
+            share += weight * own[k] / largest if largest else 0.0
+        result.append(reward - mean * share)
+    return result
+
+
+def summed_rewards(components: Rows, weights: Sequence[float], *, missing: str) -> list[float]:
+    """Add up the components of every sample."""
+    result = []
+    for row in components:
+        known = [
+            weight * one
+            for one, weight in zip(row, weights, strict=True)
+            if not (missing == "exclude" and math.isnan(one))
+        ]
+        result.append(math.nan if row and not known else sum(known))
+    return result
+
+
+def decoupled_rewards(
+    components: Rows,
+    weights: Sequence[float],
+    group_index: Sequence[int],
+    *,
+    batch_index: Sequence[int],
+    batch_epsilon: float | None,
+    missing: str,
+    baseline: str,
+    divisor: str,
+    epsilon: float,
+) -> list[float]:
+    """Normalise every component, add up, normalise the sums of every batch."""
+    scored = [
+        normalise_rewards(
+            [row[k] for row in components],
+            group_index,
+            baseline=baseline,
+            divisor=divisor,
+            epsilon=epsilon,
+            missing=missing,
+        )
+        for k in range(len(weights))
+    ]
+    unknown = [missing == "exclude" and all(map(math.isnan, row)) for row in components]
+    sums = [
+        math.nan
+        if unknown[i]
+        else sum(w * column[i] for w, column in zip(weights, scored, strict=True))
+        for i in range(len(components))
+    ]
+    if batch_epsilon is None:
+        return [0.0 if none else one for one, none in zip(sums, unknown, strict=True)]
+    result = []
+    for i, one in enumerate(sums):
+        members = [
+            j for j, batch in enumerate(batch_index) if batch == batch_index[i] and not unknown[j]
+        ]
+        if unknown[i] or len(members) < 2:
+            result.append(0.0)
+            continue
+        mean = math.fsum(sums[j] for j in members) / len(members)
+        squares = math.fsum((sums[j] - mean) ** 2 for j in members)
+        std = math.sqrt(squares / (len(members) - 1))
+        result.append((one - mean) / (std + batch_epsilon or 1.0))
+    return result
