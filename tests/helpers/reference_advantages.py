@@ -241,3 +241,79 @@ def decoupled_rewards(
         std = math.sqrt(squares / (len(members) - 1))
         result.append((one - mean) / (std + batch_epsilon or 1.0))
     return result
+
+
+def token_rewards(
+    rewards: Sequence[float],
+    masks: Rows,
+    kl: Rows,
+    *,
+    reward_at: str,
+    kl_coef: float,
+    kl_masked: bool,
+) -> list[list[float]]:
+    """Take the KL penalty off every token and put the reward on one."""
+    result = []
+    for reward, mask, divergence in zip(rewards, masks, kl, strict=True):
+        row = [0.0] * len(mask)
+        for t, (m, one) in enumerate(zip(mask, divergence, strict=True)):
+            if kl_coef and (m or not kl_masked):
+                row[t] = -kl_coef * one
+        rewarded = [t for t, m in enumerate(mask) if m or reward_at == "last"]
+        if rewarded:
+            row[rewarded[-1]] += reward
+        result.append(row)
+    return result
+
+
+def discounted_returns(
+    rewards: Rows,
+    masks: Rows,
+    *,
+    gamma: Sequence[float],
+    masking: str,
+    zero_masked: bool = False,
+) -> list[list[float]]:
+    """Sum the rewards of every sample from its end."""
+    result = []
+    for xs, mask, discount in zip(rewards, masks, gamma, strict=True):
+        row, carried = [0.0] * len(xs), 0.0
+        for t in reversed(range(len(xs))):
+            if mask[t] or masking == "through":
+                row[t] = carried = xs[t] + discount * carried
+            elif masking == "multiply":
+                row[t] = carried = discount * carried
+            elif masking == "reset":
+                carried = 0.0
+            if zero_masked and not mask[t]:
+                row[t] = 0.0
+        result.append(row)
+    return result
+
+
+def gae(
+    rewards: Rows,
+    values: Rows,
+    masks: Rows,
+    *,
+    gamma: Sequence[float],
+    lam: Sequence[float],
+    masking: str,
+    bootstrap: Sequence[float],
+) -> tuple[list[list[float]], list[list[float]]]:
+    """Estimate the advantages and returns of every sample from its end."""
+    advantages, returns = [], []
+    for s, mask in enumerate(masks):
+        xs, vs = list(rewards[s]), list(values[s])
+        if masking == "multiply":
+            xs = [x if m else 0.0 for x, m in zip(xs, mask, strict=True)]
+            vs = [v if m else 0.0 for v, m in zip(vs, mask, strict=True)]
+        row, following, carried = [0.0] * len(xs), bootstrap[s], 0.0
+        for t in reversed(range(len(xs))):
+            if mask[t] or masking != "carry":
+                carried = xs[t] + gamma[s] * following - vs[t] + gamma[s] * lam[s] * carried
+                following = vs[t]
+            row[t] = carried
+        advantages.append(row)
+        returns.append([a + v for a, v in zip(row, vs, strict=True)])
+    return advantages, returns
