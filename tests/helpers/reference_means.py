@@ -1,0 +1,136 @@
+"""Corrections, rejections and reductions of losses as plain loops over samples and tokens."""
+
+import math
+from collections.abc import Sequence
+
+from tests.helpers.reference_losses import Floats, clamped, exp, rows, statistics
+
+
+def importance_weights(
+    log_weights: Floats,
+    mask: Floats,
+    lengths: Sequence[int],
+    *,
+    level: str,
+    clamp: tuple[float, float] = (-math.inf, math.inf),
+) -> list[float]:
+    """Weigh every token by its own ratio, or the product or geometric mean of its sample's."""
+    statistic = {"token": "token", "sequence": "sum", "geometric": "mean"}[level]
+    exponents = statistics(log_weights, mask, lengths, statistic=statistic)
+    return [exp(clamped(exponent, *clamp)) for exponent in exponents]
+
+
+def bound_weight(
+    weight: float, criterion: float, *, low: float, high: float, action: str
+) -> tuple[float, bool]:
+    """Bound one weight by what it is judged by: the weight, and whether the token is kept."""
+    inside = low <= criterion <= high
+    if inside or action == "reject":
+        return weight, inside or action != "reject"
+    return (0.0 if action == "zero" else clamped(weight, low, high)), True
+
+
+def normalised(
+    weights: Floats,
+    mask: Floats,
+    lengths: Sequence[int],
+    index: Sequence[int],
+    *,
+    level: str,
+) -> list[float]:
+    """Divide every weight by the mean of its batch, over tokens or over samples."""
+    parts: dict[int, list[list[float]]] = {}
+    for row, batch in zip(rows(lengths), index, strict=True):
+        trained = [weights[t] for t in row if mask[t]]
+        if trained:
+            parts.setdefault(batch, []).append(trained)
+    means = {}
+    for batch, samples in parts.items():
+        if level == "token":
+            terms = [weight for sample in samples for weight in sample]
+        else:
+            terms = [sum(sample) / len(sample) for sample in samples]
+        means[batch] = sum(terms) / len(terms)
+    result = []
+    for row, batch in zip(rows(lengths), index, strict=True):
+        mean = means.get(batch, 0.0)
+        result += [weights[t] / mean if mean > 1e-8 else weights[t] for t in row]
+    return result
+
+
+def criterion(
+    log_weights: Floats,
+    mask: Floats,
+    lengths: Sequence[int],
+    *,
+    metric: str,
+    statistic: str,
+    reverse: bool,
+    clamp: tuple[float, float] = (-math.inf, math.inf),
+) -> list[float]:
+    """Measure the divergence that every token is judged by."""
+    estimates = []
+    for log_weight in log_weights:
+        d = clamped(-log_weight if reverse else log_weight, *clamp)
+        known = {"ratio": d, "k1": d, "k2": d * d / 2, "k3": exp(-d) - 1 + d}
+        estimates.append(known[metric])
+    found = statistics(estimates, mask, lengths, statistic=statistic)
+    return [exp(value) for value in found] if metric == "ratio" else found
+
+
+def vetoed(
+    log_weights: Floats, mask: Floats, lengths: Sequence[int], *, threshold: float
+) -> list[bool]:
+    """Say of every token whether its sample is kept."""
+    kept = []
+    for row in rows(lengths):
+        low = any(mask[t] and log_weights[t] < math.log(threshold) for t in row)
+        kept += [not low for _ in row]
+    return kept
+
+
+def token_mean(
+    values: Floats, mask: Floats, lengths: Sequence[int], index: Sequence[int], size: int
+) -> list[tuple[float, float]]:
+    """Sum and count the trained tokens of every set."""
+    result = []
+    for number in range(size):
+        trained = [
+            values[t]
+            for row, its in zip(rows(lengths), index, strict=True)
+            for t in row
+            if its == number and mask[t]
+        ]
+        result.append((sum(trained), float(len(trained))))
+    return result
+
+
+def sequence_mean(
+    values: Floats,
+    mask: Floats,
+    lengths: Sequence[int],
+    index: Sequence[int],
+    size: int,
+    *,
+    token_denominator: Floats | None = None,
+    samples: str,
+) -> list[tuple[float, float]]:
+    """Sum the means of the samples of every set, and count the samples."""
+    sums, counts = [0.0] * size, [0.0] * size
+    for sample, (row, number) in enumerate(zip(rows(lengths), index, strict=True)):
+        trained = [values[t] for t in row if mask[t]]
+        divisor = float(max(len(trained), 1))
+        if token_denominator is not None:
+            divisor = token_denominator[sample]
+        sums[number] += sum(trained) / divisor
+        counts[number] += bool(trained) or samples == "all"
+    return list(zip(sums, counts, strict=True))
+
+
+def shared_tokens(mask: Floats, lengths: Sequence[int], index: Sequence[int]) -> list[float]:
+    """Count for every sample the trained tokens of all that share its number."""
+    own = [float(sum(bool(mask[t]) for t in row)) for row in rows(lengths)]
+    return [
+        max(sum(count for count, its in zip(own, index, strict=True) if its == number), 1.0)
+        for number in index
+    ]
