@@ -317,3 +317,123 @@ def gae(
         advantages.append(row)
         returns.append([a + v for a, v in zip(row, vs, strict=True)])
     return advantages, returns
+
+
+def whiten(
+    values: Sequence[float],
+    loss_mask: Sequence[float],
+    set_index: Sequence[int],
+    *,
+    scale: bool,
+    form: str,
+    ddof: int,
+    epsilon: float,
+    short: str,
+    zero_masked: bool,
+) -> list[float]:
+    """Whiten the tokens of every set; `short` is `biased`, `keep` or `nan`."""
+    result = []
+    for value, m, own in zip(values, loss_mask, set_index, strict=True):
+        counted = [
+            other
+            for other, its, index in zip(values, loss_mask, set_index, strict=True)
+            if its and index == own
+        ]
+        if not counted and short == "keep":
+            result.append(value)
+            continue
+        if zero_masked and not m:
+            result.append(0.0)
+            continue
+        if not counted:
+            result.append(math.nan)
+            continue
+        mean = math.fsum(counted) / len(counted)
+        whitened = value - mean
+        if scale:
+            free = len(counted) - ddof
+            if free < 1:
+                free = 0 if short == "nan" else len(counted)
+            squares = math.fsum((one - mean) ** 2 for one in counted)
+            variance = squares / free if free else math.nan
+            whitened /= _deviation(variance, epsilon, form)
+        result.append(whitened)
+    return result
+
+
+def _deviation(variance: float, epsilon: float, form: str) -> float:
+    if form == "std":
+        return math.sqrt(variance) + epsilon
+    if form == "floored":
+        return math.sqrt(variance if math.isnan(variance) else max(variance, epsilon))
+    return math.sqrt(variance + epsilon)
+
+
+def gpg_rewards(
+    rewards: Sequence[float], group_index: Sequence[int], batch_index: Sequence[int], f_norm: float
+) -> list[float]:
+    """Centre every reward and scale it by the share of its batch that scores."""
+    centred = normalise_rewards(rewards, group_index, lone="keep")
+    result = []
+    for one, batch in zip(centred, batch_index, strict=True):
+        whole = [r for r, other in zip(rewards, batch_index, strict=True) if other == batch]
+        scoring = sum(reward != 0 for reward in whole)
+        result.append(len(whole) / max(scoring, 1) * one / f_norm)
+    return result
+
+
+def pass_at_k_rewards(
+    rewards: Sequence[float], group_index: Sequence[int], *, divide_by_std: bool, epsilon: float
+) -> list[float]:
+    """Score the best of every group by its lead."""
+    result = []
+    for i, (reward, group) in enumerate(zip(rewards, group_index, strict=True)):
+        members = [j for j, other in enumerate(group_index) if other == group]
+        ranked = sorted((rewards[j] for j in members), reverse=True)
+        best = max(members, key=lambda j: rewards[j])
+        score = ranked[0] - ranked[1] if i == best else 0.0
+        if score and divide_by_std:
+            mean = math.fsum(ranked) / len(ranked)
+            squares = math.fsum((one - mean) ** 2 for one in ranked)
+            score /= math.sqrt(squares / (len(ranked) - 1)) + epsilon
+        result.append(score + 0.0 * reward)
+    return result
+
+
+def optimal_token_advantages(
+    rewards: Rows,
+    log_probs: Rows,
+    sum_pi_squared: Rows,
+    weights: Rows,
+    masks: Rows,
+    group_index: Sequence[int],
+    *,
+    zero_tail: bool,
+    epsilon: float = 1e-8,
+) -> list[list[float]]:
+    """Take the weighted return of its group off every return."""
+    returns = discounted_returns(rewards, masks, gamma=[1.0] * len(masks), masking="multiply")
+    paths = []
+    for logs, squares, rhos, mask in zip(log_probs, sum_pi_squared, weights, masks, strict=True):
+        path, row = 0.0, []
+        for log_prob, square, rho, m in zip(logs, squares, rhos, mask, strict=True):
+            path += (1 - 2 * math.exp(log_prob) + square) * rho**2 if m else 0.0
+            row.append(path)
+        paths.append(row)
+    counts = [sum(1 for m in mask if m) for mask in masks]
+    result = []
+    for s, mask in enumerate(masks):
+        members = [j for j, other in enumerate(group_index) if other == group_index[s]]
+        others = [counts[j] for j in members if j != s]
+        end = len(mask) if others else 0
+        if zero_tail and others and counts[s] > max(others):
+            end = max(others)
+        row = []
+        for t, m in enumerate(mask):
+            having = [j for j in members if t < len(masks[j]) and masks[j][t]]
+            numerator = math.fsum(returns[j][t] * paths[j][t] for j in having)
+            denominator = math.fsum(paths[j][t] for j in having) + epsilon
+            baseline = numerator / denominator if t < end else 0.0
+            row.append(returns[s][t] - baseline if m else 0.0)
+        result.append(row)
+    return result

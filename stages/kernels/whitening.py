@@ -1,0 +1,175 @@
+"""Advantages whitened over the tokens that count, and clipped."""
+
+import torch
+from torch import Tensor
+
+from trajreplay.schema import StageError
+from trajreplay.stages.kernels.groups import Groups, groups_of
+from trajreplay.stages.kernels.options import (
+    check_ddof,
+    check_option,
+    check_range,
+    in_dtype_of,
+)
+from trajreplay.stages.kernels.segments import check_shapes
+
+WHITENING_FORMS = ("added", "floored", "std")
+SHORT_RULES = ("raise", "biased", "keep", "nan")
+
+
+def whiten(
+    values: Tensor,
+    loss_mask: Tensor,
+    *,
+    set_index: Tensor | None = None,
+    scale: bool = True,
+    form: str = "added",
+    ddof: int = 1,
+    epsilon: float = 1e-8,
+    one_pass: bool = False,
+    short: str = "raise",
+    zero_masked: bool = False,
+) -> Tensor:
+    """Centre tokens on the mean of those that count, and divide by their deviation.
+
+        y_t = (x_t - mean) / sqrt(v + epsilon)      with v = sum m (x - mean)^2 / (sum m - ddof)
+
+    Args:
+        values: (N,) float, x. Advantages, say, of all samples, packed.
+        loss_mask: (N,) bool, integer or float, m. 1 where a token counts.
+        set_index: (N,) int64. Which tokens share statistics, any numbers in any order: the rank or
+            the cohort, say; all of them if not given.
+        scale: Whether to divide; otherwise only centred.
+        form: `added` as above, `floored` (over sqrt(max(v, epsilon))) or `std` (over sqrt(v) +
+            epsilon).
+        ddof: 0 or 1.
+        epsilon: Keeps the division finite. Unit of `values`, squared except in `std`.
+        one_pass: Whether v is the difference of two means, in float32.
+        short: What a set of ddof counted tokens or fewer, or of none, does: `raise`, `biased` (one
+            token divides by n, none still raises), `keep` (the same, and none keeps its values) or
+            `nan`.
+        zero_masked: Whether masked tokens get 0; otherwise what the equation gives.
+
+    Returns:
+        (N,) in the dtype of `values` if that is floating, else float64. Dimensionless, or the unit
+        of `values` if only centred.
+
+    Raises:
+        StageError: The inputs differ in length, an option has no such value, or a set is short.
+
+    Conventions:
+        Sums run in float64. A masked token has no effect on another, NaN included. One pass takes
+        sums rounded once to float32 and E[x^2] - E[x]^2 in float32 from there: large values of a
+        small spread lose every digit, and a negative difference gives NaN, though a trainer whose
+        epsilon exceeds it goes on. Only centring needs one token, whatever ddof.
+
+        verl and TRL's PPO have the defaults, NeMo-RL's GAE a ddof of 1 with `added`, its
+        REINFORCE++ 0 with `floored`. slime and Relax take one pass, short `biased`; Relax's
+        REINFORCE++ is `floored` with ddof 0. So is OpenRLHF, or only centred. AReaL is `std` with
+        1e-5, short `keep`. Masked tokens get 0 in TRL, AReaL, NeMo-RL's GAE and Relax's
+        REINFORCE++, and in verl but for GAE. A set is a data-parallel group with context
+        parallelism in slime and without it in Relax, elsewhere the batch.
+
+    Source:
+        Huang et al. 2024, The N+ implementation details of RLHF with PPO, detail 19,
+        arXiv:2403.17031.
+
+    >>> values, mask = torch.tensor([0.5, -0.5, 1.0, 2.0, 7.0]), torch.tensor([1, 1, 1, 1, 0])
+    >>> whiten(values, mask)
+    tensor([-0.2402, -1.2010,  0.2402,  1.2010,  6.0048])
+    >>> whiten(values, mask, ddof=0, form="floored", zero_masked=True)
+    tensor([-0.2774, -1.3868,  0.2774,  1.3868,  0.0000])
+    """
+    kernel = "whiten"
+    check_shapes(kernel, values=(values, "N"), loss_mask=(loss_mask, "N"))
+    check_option(kernel, "form", form, WHITENING_FORMS)
+    check_option(kernel, "short rule", short, SHORT_RULES)
+    check_ddof(kernel, ddof)
+    unmasked = loss_mask != 0
+    sets = _sets(values, set_index)
+    count = sets.sum(unmasked.double())
+    _check_counts(count, ddof + 1 if scale else 1, short)
+
+    x = values.double()
+    counted = torch.where(unmasked, x, 0.0)
+    mean = sets.sum(counted) / count
+    centred = x - mean[sets.member]
+    if scale:
+        short_divisor = torch.full_like(count, torch.nan) if short == "nan" else count
+        free = torch.where(count > ddof, count - ddof, short_divisor)
+        if one_pass:
+            variance = _one_pass_variance(sets, counted, count) * (count / free)
+        else:
+            squares = torch.where(unmasked, centred**2, 0.0)
+            variance = sets.sum(squares) / free
+        centred = centred / _divisor(variance, epsilon, form)[sets.member]
+    if zero_masked:
+        centred = torch.where(unmasked, centred, 0.0)
+    if short == "keep":
+        centred = torch.where(count[sets.member] == 0.0, x, centred)
+    return in_dtype_of(values, centred)
+
+
+def clip_advantages(advantages: Tensor, *, low: float | None, high: float | None) -> Tensor:
+    """Clip advantages.
+
+        y_t = clamp(A_t, low, high)
+
+    Args:
+        advantages: (N,) float.
+        low: The lowest result; None for none. Unit of `advantages`.
+        high: The highest result; None for none. Unit of `advantages`.
+
+    Returns:
+        (N,) in the dtype of `advantages`. Their unit.
+
+    Raises:
+        StageError: `advantages` have not one axis, or the range has no end or falls.
+
+    Conventions:
+        The last step before the loss, after whitening and overrides, as in NeMo-RL. Infinity
+        becomes its bound, NaN stays.
+
+    Source:
+        NeMo-RL, advantage_clip_low and advantage_clip_high.
+
+    >>> clip_advantages(torch.tensor([-3.0, 0.5, 3.0]), low=-1.0, high=None)
+    tensor([-1.0000,  0.5000,  3.0000])
+    """
+    check_shapes("clip_advantages", advantages=(advantages, "N"))
+    check_range("clip_advantages", "the clip range", low, high)
+    return advantages.clamp(low, high)
+
+
+def _sets(values: Tensor, set_index: Tensor | None) -> Groups:
+    if set_index is not None:
+        check_shapes("whiten", values=(values, "N"), set_index=(set_index, "N"))
+        return groups_of(set_index)
+    return groups_of(torch.zeros(values.shape, dtype=torch.int64, device=values.device))
+
+
+def _check_counts(count: Tensor, least: int, short: str) -> None:
+    if short in ("keep", "nan"):
+        return
+    lacking = count < (1 if short == "biased" else least)
+    if bool(lacking.any()):
+        raise StageError(
+            f"whiten: {int(lacking.sum())} of {count.numel()} sets have too few tokens that "
+            f"count, the least {int(count.min())}, expected {least} or more in each",
+            hint="A set is what shares statistics: see set_index, and short for what trainers do.",
+        )
+
+
+def _one_pass_variance(sets: Groups, counted: Tensor, count: Tensor) -> Tensor:
+    mean = (sets.sum(counted) / count).float()
+    square = (sets.sum(counted**2) / count).float()
+    variance = (square - mean * mean).double()
+    return torch.where(variance < 0.0, torch.nan, variance)
+
+
+def _divisor(variance: Tensor, epsilon: float, form: str) -> Tensor:
+    if form == "std":
+        return variance.sqrt() + epsilon
+    if form == "floored":
+        return variance.clamp(min=epsilon).sqrt()
+    return (variance + epsilon).sqrt()
