@@ -19,7 +19,7 @@ class Gae(NamedTuple):
     returns: Tensor
 
 
-def gae(
+def gae_advantages(
     rewards: Tensor,
     values: Tensor,
     loss_mask: Tensor,
@@ -68,10 +68,10 @@ def gae(
         Schulman et al. 2015, arXiv:1506.02438, equations 11, 12 and 16.
 
     >>> rewards, values = torch.tensor([0.0, 0, 0, 1]), torch.tensor([0.2, 0.4, 0.6, 0.8])
-    >>> gae(rewards, values, torch.ones(4), torch.tensor([0, 4]), lam=0.95).advantages
+    >>> gae_advantages(rewards, values, torch.ones(4), torch.tensor([0, 4]), lam=0.95).advantages
     tensor([0.7420, 0.5705, 0.3900, 0.2000])
     """
-    kernel = "gae"
+    kernel = "gae_advantages"
     check_segments(kernel, rewards, offsets)
     check_shapes(kernel, rewards=(rewards, "N"), values=(values, "N"), loss_mask=(loss_mask, "N"))
     check_option(kernel, "masking rule", masking, GAE_RULES)
@@ -110,7 +110,7 @@ def length_adaptive_lambda(lengths: Tensor, *, alpha: float) -> Tensor:
     Conventions:
         Runs in float64. Responses of 1 / alpha tokens or fewer get 0. VAPO uses it for the
         policy's advantages, with alpha 0.05, and a lambda of 1 for the critic's returns: two calls
-        of `gae`.
+        of `gae_advantages`.
 
     Source:
         Yue et al. 2025, VAPO, section 4.1, arXiv:2504.05118; clamped as in NeMo-RL.

@@ -145,7 +145,9 @@ def _sets(values: Tensor, set_index: Tensor | None) -> Groups:
     if set_index is not None:
         check_shapes("whiten", values=(values, "N"), set_index=(set_index, "N"))
         return groups_of(set_index)
-    return groups_of(torch.zeros(values.shape, dtype=torch.int64, device=values.device))
+    count = values.numel()
+    size = torch.full((min(count, 1),), count, dtype=torch.float64, device=values.device)
+    return Groups(torch.zeros(count, dtype=torch.int64, device=values.device), size)
 
 
 def _check_counts(count: Tensor, least: int, short: str) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.helpers import reference_advantages as references
 from trajreplay.schema import StageError
-from trajreplay.stages.kernels.components import decoupled_rewards, summed_rewards
+from trajreplay.stages.kernels import decoupled_rewards, summed_rewards
 
 SCORES = st.sampled_from([0.0, 0.1, 0.3, 0.5, 1.0, -2.0])
 COMPONENTS = st.lists(st.tuples(SCORES, SCORES, SCORES), max_size=14)

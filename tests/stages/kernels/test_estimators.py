@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.helpers import reference_advantages as references
 from tests.helpers.packed import Packed, float32s, packed, pools
 from trajreplay.schema import StageError
-from trajreplay.stages.kernels.estimators import (
+from trajreplay.stages.kernels import (
     broadcast_advantages,
     distillation_advantages,
     gpg_rewards,

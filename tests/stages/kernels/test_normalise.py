@@ -11,7 +11,8 @@ from torch import Tensor
 
 from tests.helpers import reference_advantages as references
 from trajreplay.schema import StageError
-from trajreplay.stages.kernels.normalise import DIVISORS, GROUP_BASELINES, normalise_rewards
+from trajreplay.stages.kernels import normalise_rewards
+from trajreplay.stages.kernels.normalise import DIVISORS, GROUP_BASELINES
 
 REWARDS = st.floats(-1e3, 1e3) | st.sampled_from([0.0, 0.1, 0.3, 0.3, 0.7, 1.0])
 COHORTS = st.lists(

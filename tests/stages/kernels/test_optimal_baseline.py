@@ -10,7 +10,7 @@ from tests.helpers import reference_advantages as references
 from tests.helpers.packed import Packed, float32s, packed, pools
 from tests.helpers.reference_advantages import flat, rows_of
 from trajreplay.schema import StageError
-from trajreplay.stages.kernels.optimal_baseline import optimal_token_advantages
+from trajreplay.stages.kernels import optimal_token_advantages
 
 REWARDS = pools(float32s(-10.0, 10.0))
 LOG_PROBS = pools(float32s(-5.0, -0.125))

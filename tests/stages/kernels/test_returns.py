@@ -11,13 +11,13 @@ from tests.helpers import reference_advantages as references
 from tests.helpers.packed import Packed, float32s, packed, pools
 from tests.helpers.reference_advantages import flat, rows_of
 from trajreplay.schema import StageError
-from trajreplay.stages.kernels.returns import (
-    RETURN_RULES,
+from trajreplay.stages.kernels import (
     discounted_returns,
     kl_penalised_advantages,
     remax_advantages,
     token_rewards,
 )
+from trajreplay.stages.kernels.returns import RETURN_RULES
 
 VALUES = pools(float32s(-10.0, 10.0))
 FACTORS = pools(float32s(0.0, 1.0))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.helpers import reference_advantages as references
 from trajreplay.schema import StageError
-from trajreplay.stages.kernels.shaping import (
+from trajreplay.stages.kernels import (
     clip_rewards,
     cost_penalised_rewards,
     overlong_penalty,

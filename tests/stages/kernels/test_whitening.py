@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tests.helpers import reference_advantages as references
 from tests.helpers.packed import Packed, float32s, packed, pools
 from trajreplay.schema import StageError
-from trajreplay.stages.kernels.whitening import WHITENING_FORMS, clip_advantages, whiten
+from trajreplay.stages.kernels import clip_advantages, whiten
+from trajreplay.stages.kernels.whitening import WHITENING_FORMS
 
 VALUES = pools(float32s(-10.0, 10.0))
 OPTIONS = st.fixed_dictionaries(
