@@ -25,10 +25,11 @@ EPS = st.sampled_from([(0.2, 0.28), (0.0, 0.0), (0.5, 1.5), (1.0, 3.0)])
 TOKENS = st.lists(
     st.tuples(
         float32s(-30.0, 0.0),
-        float32s(-30.0, 30.0) | float32s(-1.0, 1.0),
+        # An exponential that is 1 but for its last bit is on either side of a bound of 1.
+        (float32s(-30.0, 30.0) | float32s(-1.0, 1.0)).filter(lambda x: x == 0 or abs(x) > 1e-9),
         st.sampled_from([0.0, 1.0, -1.0]) | float32s(-5.0, 5.0),
     ),
-    max_size=40,
+    max_size=15,
 )
 Tokens = list[tuple[float, float, float]]
 
@@ -83,7 +84,7 @@ def test_cispo_equals_a_loop(bounds: str, tokens: Tokens, eps: tuple[float, floa
     for flag, weight, (_, ratio, advantage) in zip(
         found.clipped.tolist(), weights, tokens, strict=True
     ):
-        changed = weight != pytest.approx(math.exp(ratio), rel=1e-14)
+        changed = weight != math.exp(ratio)
         assert flag == (changed and (bounds != "upper-absolute" or advantage > 0))
 
 
@@ -95,7 +96,7 @@ def test_the_plain_gradient_equals_a_loop(tokens: Tokens) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 0.05)])
-@given(tokens=st.lists(st.tuples(float32s(-3, 0), float32s(-1, 1), float32s(-2, 2)), max_size=20))
+@given(tokens=st.lists(st.tuples(float32s(-3, 0), float32s(-1, 1), float32s(-2, 2)), max_size=9))
 def test_narrow_inputs_give_narrow_results_near_the_exact(
     dtype: torch.dtype, near: float, tokens: Tokens
 ) -> None:

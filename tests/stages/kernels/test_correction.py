@@ -17,11 +17,15 @@ from trajreplay.stages.kernels.correction import (
     normalised_weights,
 )
 
-LOG_WEIGHTS = pools(float32s(-30.0, 30.0) | float32s(-0.5, 0.5))
+LOG_WEIGHTS = pools(float32s(-30.0, 30.0) | float32s(-0.5, 0.5), size=15)
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@given(rows=packed(), pool=LOG_WEIGHTS, clamp=st.sampled_from([None, (-20.0, 20.0)]))
+@given(
+    rows=packed(max_samples=4, max_tokens=9),
+    pool=LOG_WEIGHTS,
+    clamp=st.sampled_from([None, (-20.0, 20.0)]),
+)
 def test_the_weights_equal_a_loop(
     level: str, rows: Packed, pool: list[float], clamp: tuple[float, float] | None
 ) -> None:
@@ -39,7 +43,7 @@ def test_the_weights_equal_a_loop(
 
 @pytest.mark.parametrize("action", ACTIONS)
 @given(
-    tokens=st.lists(st.tuples(float32s(0.0, 5.0), float32s(0.0, 5.0)), max_size=40),
+    tokens=st.lists(st.tuples(float32s(0.0, 5.0), float32s(0.0, 5.0)), max_size=15),
     bounds=st.sampled_from([(0.5, 2.0), (None, 2.0), (0.5, None), (1.0, 1.0)]),
     judged=st.booleans(),
 )
@@ -69,7 +73,10 @@ def test_the_bounds_equal_a_loop(
 
 
 @pytest.mark.parametrize("level", NORMS)
-@given(rows=packed(), pool=pools(st.just(0.0) | float32s(0.125, 5.0)))
+@given(
+    rows=packed(max_samples=4, max_tokens=9),
+    pool=pools(st.just(0.0) | float32s(0.125, 5.0), size=15),
+)
 def test_the_normalised_weights_equal_a_loop(level: str, rows: Packed, pool: list[float]) -> None:
     weights, index = rows.tensor(pool), torch.arange(len(rows.lengths)) % 2
     found = normalised_weights(weights, rows.mask, rows.offsets, level=level, index=index, size=2)

@@ -16,7 +16,11 @@ from trajreplay.stages.kernels.ratio import log_ratio
 LOG_PROBS = float32s(-9.0, 0.0)
 
 
-@given(packed(), pools(float32s(-30.0, 30.0) | float32s(-0.5, 0.5)), pools(float32s(-1.0, 1.0)))
+@given(
+    packed(max_samples=4, max_tokens=9),
+    pools(float32s(-30.0, 30.0) | float32s(-0.5, 0.5), size=15),
+    pools(float32s(-1.0, 1.0), size=15),
+)
 def test_what_is_kept_equals_a_loop_over_samples(
     rows: Packed, ratios: list[float], gains: list[float]
 ) -> None:

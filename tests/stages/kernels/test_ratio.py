@@ -10,11 +10,11 @@ from tests.helpers.packed import Packed, float32s, packed, pools
 from trajreplay.schema import StageError
 from trajreplay.stages.kernels.ratio import log_ratio, sequence_log_ratio
 
-LOG_PROBS = pools(float32s(-30.0, 0.0))
+LOG_PROBS = pools(float32s(-30.0, 0.0), size=15)
 CLAMPS = st.sampled_from([None, (-20.0, 20.0), (-math.inf, 10.0)])
 
 
-@given(packed(), LOG_PROBS, LOG_PROBS, CLAMPS)
+@given(packed(max_samples=4, max_tokens=9), LOG_PROBS, LOG_PROBS, CLAMPS)
 def test_the_log_ratio_equals_a_loop_over_tokens(
     rows: Packed, new: list[float], old: list[float], clamp: tuple[float, float] | None
 ) -> None:
@@ -28,7 +28,11 @@ def test_the_log_ratio_equals_a_loop_over_tokens(
 
 
 @pytest.mark.parametrize("form", ["mean", "sum"])
-@given(rows=packed(), pool=pools(float32s(-30.0, 30.0)), clamp=CLAMPS)
+@given(
+    rows=packed(max_samples=4, max_tokens=9),
+    pool=pools(float32s(-30.0, 30.0), size=15),
+    clamp=CLAMPS,
+)
 def test_the_log_ratio_of_samples_equals_a_loop(
     form: str, rows: Packed, pool: list[float], clamp: tuple[float, float] | None
 ) -> None:

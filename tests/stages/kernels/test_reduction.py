@@ -19,7 +19,7 @@ from trajreplay.stages.kernels.reduction import (
     token_mean,
 )
 
-VALUES = pools(float32s(-100.0, 100.0))
+VALUES = pools(float32s(-100.0, 100.0), size=15)
 
 G14 = torch.tensor([1.0, 2, 3, 4, 10, 20, math.nan, 0, 5, 0, 0, math.nan])
 G14_MASK = torch.tensor([1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0])
@@ -40,8 +40,7 @@ def check(found: Reduction, expected: list[tuple[float, float]], empty: str) -> 
     assert found.value.tolist() == pytest.approx(values, abs=1e-10, nan_ok=True)
 
 
-@pytest.mark.parametrize("empty", EMPTY)
-@given(rows=packed(), pool=VALUES)
+@given(empty=st.sampled_from(EMPTY), rows=packed(max_samples=4, max_tokens=9), pool=VALUES)
 def test_the_token_mean_equals_a_loop_over_sets(
     empty: str, rows: Packed, pool: list[float]
 ) -> None:
@@ -56,8 +55,12 @@ def test_the_token_mean_equals_a_loop_over_sets(
 
 
 @pytest.mark.parametrize("samples", SAMPLES)
-@pytest.mark.parametrize("empty", EMPTY)
-@given(rows=packed(), pool=VALUES, shared=st.booleans())
+@given(
+    empty=st.sampled_from(EMPTY),
+    rows=packed(max_samples=4, max_tokens=9),
+    pool=VALUES,
+    shared=st.booleans(),
+)
 def test_the_mean_of_samples_equals_a_loop_over_sets(
     samples: str, empty: str, rows: Packed, pool: list[float], shared: bool
 ) -> None:
