@@ -13,8 +13,9 @@ from trajreplay.schema import StageError
 from trajreplay.stages.kernels import gae_advantages, length_adaptive_lambda
 from trajreplay.stages.kernels.gae import GAE_RULES
 
-VALUES = pools(float32s(-10.0, 10.0))
-FACTORS = pools(float32s(0.0, 1.0))
+ROWS = packed(max_samples=6, max_tokens=12)
+VALUES = pools(float32s(-10.0, 10.0), size=16)
+FACTORS = pools(float32s(0.0, 1.0), size=16)
 REWARDS, CRITIC = torch.tensor([0.0, 0, 0, 1]), torch.tensor([0.2, 0.4, 0.6, 0.8])
 ONE_SAMPLE = torch.tensor([0, 4])
 
@@ -23,7 +24,7 @@ def per_sample(rows: Packed, pool: list[float]) -> list[float]:
     return [pool[sample % len(pool)] for sample in range(len(rows.lengths))]
 
 
-@given(packed(), VALUES, VALUES, FACTORS, st.sampled_from(GAE_RULES), st.booleans())
+@given(ROWS, VALUES, VALUES, FACTORS, st.sampled_from(GAE_RULES), st.booleans())
 def test_equals_a_loop_over_tokens(
     rows: Packed,
     pool: list[float],
@@ -59,7 +60,7 @@ def test_equals_a_loop_over_tokens(
 
 
 @given(
-    packed(),
+    ROWS,
     VALUES,
     st.sampled_from(["carry", "multiply"]),
     st.sampled_from([math.nan, math.inf, -math.inf, 1e30, 7.0]),
@@ -76,7 +77,7 @@ def test_masked_positions_have_no_effect(
     torch.testing.assert_close(plain.returns[kept], changed.returns[kept], rtol=0.0, atol=0.0)
 
 
-@given(packed(), VALUES, st.sampled_from(GAE_RULES), st.randoms(use_true_random=False))
+@given(ROWS, VALUES, st.sampled_from(GAE_RULES), st.randoms(use_true_random=False))
 def test_order_of_samples_does_not_matter(
     rows: Packed, pool: list[float], masking: str, random: Random
 ) -> None:

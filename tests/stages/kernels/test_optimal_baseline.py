@@ -12,12 +12,13 @@ from tests.helpers.reference_advantages import flat, rows_of
 from trajreplay.schema import StageError
 from trajreplay.stages.kernels import optimal_token_advantages
 
-REWARDS = pools(float32s(-10.0, 10.0))
-LOG_PROBS = pools(float32s(-5.0, -0.125))
-SHARES = pools(float32s(0.25, 1.0))
+ROWS = packed(max_samples=6, max_tokens=12)
+REWARDS = pools(float32s(-10.0, 10.0), size=16)
+LOG_PROBS = pools(float32s(-5.0, -0.125), size=16)
+SHARES = pools(float32s(0.25, 1.0), size=16)
 
 
-@given(packed(), REWARDS, LOG_PROBS, SHARES, st.booleans(), st.booleans())
+@given(ROWS, REWARDS, LOG_PROBS, SHARES, st.booleans(), st.booleans())
 def test_equals_a_loop_over_tokens(
     rows: Packed,
     pool: list[float],
@@ -51,7 +52,7 @@ def test_equals_a_loop_over_tokens(
     assert advantages.tolist() == pytest.approx(flat(expected), rel=1e-9, abs=1e-9)
 
 
-@given(packed(), REWARDS, LOG_PROBS, st.sampled_from([math.nan, math.inf, 1e30]))
+@given(ROWS, REWARDS, LOG_PROBS, st.sampled_from([math.nan, math.inf, 1e30]))
 def test_masked_positions_have_no_effect(
     rows: Packed, pool: list[float], logs: list[float], other: float
 ) -> None:

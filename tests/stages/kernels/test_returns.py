@@ -19,8 +19,9 @@ from trajreplay.stages.kernels import (
 )
 from trajreplay.stages.kernels.returns import RETURN_RULES
 
-VALUES = pools(float32s(-10.0, 10.0))
-FACTORS = pools(float32s(0.0, 1.0))
+ROWS = packed(max_samples=6, max_tokens=12)
+VALUES = pools(float32s(-10.0, 10.0), size=16)
+FACTORS = pools(float32s(0.0, 1.0), size=16)
 MASKED = st.sampled_from(["reset", "carry", "multiply"])
 OTHERS = st.sampled_from([math.nan, math.inf, -math.inf, 1e30, 7.0])
 
@@ -30,7 +31,7 @@ def per_sample(rows: Packed, pool: list[float]) -> list[float]:
 
 
 @given(
-    packed(),
+    ROWS,
     VALUES,
     VALUES,
     st.sampled_from(["last", "last-unmasked"]),
@@ -59,7 +60,7 @@ def test_token_rewards_equal_a_loop(
     assert placed.tolist() == pytest.approx(flat(expected), rel=1e-12, abs=1e-12)
 
 
-@given(packed(), VALUES, FACTORS, st.sampled_from(RETURN_RULES), st.booleans())
+@given(ROWS, VALUES, FACTORS, st.sampled_from(RETURN_RULES), st.booleans())
 def test_returns_equal_a_loop(
     rows: Packed, pool: list[float], factors: list[float], masking: str, zero_masked: bool
 ) -> None:
@@ -82,7 +83,7 @@ def test_returns_equal_a_loop(
     assert returns.tolist() == pytest.approx(flat(expected), rel=1e-12, abs=1e-12)
 
 
-@given(packed(), VALUES, MASKED, OTHERS)
+@given(ROWS, VALUES, MASKED, OTHERS)
 def test_masked_positions_have_no_effect(
     rows: Packed, pool: list[float], masking: str, other: float
 ) -> None:
@@ -105,7 +106,7 @@ def test_masked_positions_have_no_effect(
         torch.testing.assert_close(before, after, rtol=0.0, atol=0.0)
 
 
-@given(packed(), VALUES, st.sampled_from(RETURN_RULES), st.randoms(use_true_random=False))
+@given(ROWS, VALUES, st.sampled_from(RETURN_RULES), st.randoms(use_true_random=False))
 def test_order_of_samples_does_not_matter(
     rows: Packed, pool: list[float], masking: str, random: Random
 ) -> None:
@@ -128,7 +129,7 @@ def test_order_of_samples_does_not_matter(
     assert returns.tolist() == pytest.approx(shuffled, rel=1e-12, abs=1e-12)
 
 
-@given(packed(), VALUES, VALUES)
+@given(ROWS, VALUES, VALUES)
 def test_remax_and_penalised_advantages_equal_loops(
     rows: Packed, pool: list[float], baselines: list[float]
 ) -> None:

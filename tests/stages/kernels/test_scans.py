@@ -11,11 +11,12 @@ from tests.helpers.packed import Packed, float32s, packed, pools
 from trajreplay.schema import StageError
 from trajreplay.stages.kernels.scans import linear_scan, per_token, sample_of
 
-VALUES = pools(float32s(-10.0, 10.0))
-DECAYS = pools(float32s(-1.0, 1.0))
+ROWS = packed(max_samples=6, max_tokens=12)
+VALUES = pools(float32s(-10.0, 10.0), size=16)
+DECAYS = pools(float32s(-1.0, 1.0), size=16)
 
 
-@given(packed(), VALUES, DECAYS, VALUES)
+@given(ROWS, VALUES, DECAYS, VALUES)
 def test_equals_a_loop_over_tokens(
     rows: Packed, pool: list[float], rates: list[float], starts: list[float]
 ) -> None:
@@ -32,7 +33,7 @@ def test_equals_a_loop_over_tokens(
     assert scanned.tolist() == pytest.approx(references.flat(expected), rel=1e-12, abs=1e-12)
 
 
-@given(packed(), VALUES, DECAYS)
+@given(ROWS, VALUES, DECAYS)
 def test_forwards_is_backwards_of_the_mirror_image(
     rows: Packed, pool: list[float], rates: list[float]
 ) -> None:
@@ -43,7 +44,7 @@ def test_forwards_is_backwards_of_the_mirror_image(
     torch.testing.assert_close(forwards, expected, rtol=1e-12, atol=1e-12)
 
 
-@given(packed(), VALUES, st.randoms(use_true_random=False))
+@given(ROWS, VALUES, st.randoms(use_true_random=False))
 def test_order_of_samples_does_not_matter(rows: Packed, pool: list[float], random: Random) -> None:
     terms = references.rows_of(rows.tensor(pool).tolist(), rows.lengths)
     order = random.sample(range(len(terms)), len(terms))
