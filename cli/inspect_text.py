@@ -79,7 +79,7 @@ def _facts(capture: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "consumed from", ", ".join(_source(*one) for one in capture["sources"])
     yield "stages", ", ".join(map(_contract, *zip(*capture["contracts"].items(), strict=True)))
     for section, values in capture["settings"].items():
-        yield "settings", f"{section}: {_pairs(values)}" if values else ""
+        yield "settings", f"{section}: {_settings(section, values)}" if values else ""
     for name, origin in capture["origins"].items():
         yield "origin", f"{name}: {_pairs(origin)}"
     for name, tolerance in capture["tolerances"].items():
@@ -87,6 +87,20 @@ def _facts(capture: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "redaction", _pairs(capture["redaction"]) or "all text dropped"
     for name, values in (capture.get("provenance") or {}).items():
         yield _PROVENANCE.get(name, name), cell(values) if values else ""
+
+
+def _settings(section: str, values: Mapping[str, Any]) -> str:
+    """The first setting of a section and those that are not as by default; JSON has all."""
+    from trajreplay.schema import Settings
+
+    plain = Settings().to_json().get(section, {})
+    shown = {
+        name: value
+        for place, (name, value) in enumerate(values.items())
+        if place == 0 or plain.get(name) != (tuple(value) if isinstance(value, list) else value)
+    }
+    rest = ", the others as by default" if len(shown) < len(values) else ""
+    return _pairs(shown) + rest
 
 
 def _parallel(coordinates: Mapping[str, int]) -> str:

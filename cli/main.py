@@ -29,6 +29,11 @@ VERBS = {
         "Recompute every stage from reward to loss and name the first one that differs.",
     ),
     "sql": ("trajreplay.cli.sql", "Ask a lake one question in SQL."),
+    "profiles": (
+        "trajreplay.cli.profiles",
+        "List the profiles of the frameworks, show one, or compare two.",
+    ),
+    "capability": ("trajreplay.cli.capability", "Print the capability matrix."),
     "schema": ("trajreplay.cli.schema", "List the columns of the tables, or the stages."),
 }
 

@@ -17,15 +17,21 @@ from trajreplay.schema.policy import Redaction, Tolerance
 from trajreplay.schema.recompute import RecomputeConfig
 from trajreplay.schema.records import SampleRecord
 from trajreplay.schema.settings import (
+    PROFILES,
     AdvantageSettings,
     KlSettings,
     LossSettings,
+    Profile,
     RewardSettings,
     Settings,
+    ValueSettings,
+    profile,
+    with_changes,
 )
 from trajreplay.schema.tables import TABLES
 
 __all__ = [
+    "PROFILES",
     "STAGES",
     "TABLES",
     "AdvantageSettings",
@@ -40,6 +46,7 @@ __all__ = [
     "Output",
     "ParallelCoordinates",
     "ProducerInfo",
+    "Profile",
     "QueryError",
     "RecomputeConfig",
     "Redaction",
@@ -54,5 +61,8 @@ __all__ = [
     "Table",
     "Tolerance",
     "TrajReplayError",
+    "ValueSettings",
+    "profile",
     "restore",
+    "with_changes",
 ]

@@ -15,7 +15,7 @@ CAPABILITIES: tuple[Capability, ...] = (
     "unsupported",
 )
 Level = Literal["sample", "group", "cohort"]
-CONTRACT_VERSION = "v1"
+CONTRACT_VERSION = "v2"
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ STAGES: tuple[Stage, ...] = (
         "loss.policy",
         "cohort",
         ("log_probs", "old_log_probs", "entropy", "advantages", "loss_mask"),
-        scalars=("loss", "pg_loss", "entropy_loss", "pg_clipfrac", "ppo_kl"),
+        scalars=("loss", "pg_loss", "entropy_loss", "pg_clipfrac", "ppo_kl", "kl_loss"),
         settings=("loss",),
         tolerance="float32 exp per token, then sums over tokens and samples",
         equation="pg_t = max(-A_t r_t, -A_t clip(r_t)); loss = sum_i mean_t pg - c sum_i mean_t H",
@@ -106,8 +106,9 @@ STAGES: tuple[Stage, ...] = (
         "cohort",
         ("values", "old_values", "returns", "loss_mask"),
         scalars=("value_loss", "value_clipfrac"),
-        tolerance="not recomputed in V1",
-        equation="not recomputed in V1",
+        settings=("value",),
+        tolerance="float32 squares per token, then sums over tokens and samples",
+        equation="v_t = f max((V - R)^2, (V_old + clamp(V - V_old, -c, c) - R)^2)",
         source="Schulman et al. 2017, arXiv:1707.06347",
     ),
 )

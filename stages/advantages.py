@@ -6,9 +6,15 @@ import torch
 from torch import Tensor
 
 from trajreplay.stages.block import Block
-from trajreplay.stages.capability import LOG_PROB_SOURCES
+from trajreplay.stages.capability import LOG_PROB_SOURCES, is_plain
 from trajreplay.stages.compare import Compared, compare_elements
-from trajreplay.stages.kernels import approx_kl, approx_kl_error, grpo_advantages, half_ulp
+from trajreplay.stages.compose import (
+    AdvantageInputs,
+    estimate_advantages,
+    evaluation_slack,
+    kl_tokens,
+)
+from trajreplay.stages.kernels import approx_kl_error, half_ulp
 from trajreplay.stages.rewards import warn_of_batch_rewards
 
 
@@ -26,15 +32,18 @@ def replay_advantage_kl(block: Block) -> None:
     else:
         inputs = (LOG_PROB_SOURCES[settings.policy_source], "ref_log_probs")
         policy, reference = (block.packed.tokens(name) for name in inputs)
-        estimator = "k3" if settings.estimator == "low_var_kl" else settings.estimator
-        clamp = settings.value_clamp
-        recomputed = approx_kl(policy, reference, estimator=estimator, value_clamp=clamp)
+        recomputed = kl_tokens(settings, policy, reference)
 
         def slack(tokens: Tensor) -> Tensor:
-            error = approx_kl_error(
-                policy[tokens], reference[tokens], estimator=estimator, value_clamp=clamp
-            )
-            return error + half_ulp(recomputed[tokens], dtype)
+            mine, theirs = policy[tokens], reference[tokens]
+            rounding = half_ulp(recomputed[tokens], dtype)
+            if is_plain("advantage.kl", block.settings):
+                estimator = "k3" if settings.estimator == "low_var_kl" else settings.estimator
+                return rounding + approx_kl_error(
+                    mine, theirs, estimator=estimator, value_clamp=settings.value_clamp
+                )
+            rounded = kl_tokens(settings, mine.float(), theirs.float())
+            return rounding + evaluation_slack(recomputed[tokens], rounded)
 
     compared = compare_elements(
         recorded,
@@ -51,42 +60,78 @@ def replay_advantage_kl(block: Block) -> None:
 
 
 def replay_advantage_estimate(block: Block) -> None:
-    """Give every response token the processed reward of its sample, and compare."""
+    """Recompute advantages and returns from processed rewards, KL and values, and compare."""
     if "reward.post_process" not in block.stages:
         warn_of_batch_rewards(block)
-    lengths = block.packed.lengths
     names = [one for one in ("advantages", "returns") if one in block.packed.table.column_names]
-    isolated = grpo_advantages(block.packed.scalars("reward"), lengths)
-    looks = [_against(block, name, isolated) for name in names]
+    reads = block.cohorts[0].abilities["advantage.estimate"].reads
+    isolated = _estimate(block, {})
+    looks = [_against(block, name, isolated[name], {}) for name in names]
+    replaced = {name: block.chained[name] for name in reads if name in block.chained}
     chained = None
     final = isolated
-    if "reward" in block.chained:
-        final = grpo_advantages(block.chained["reward"], lengths)
-        chained = [_against(block, name, final) for name in names]
+    if replaced:
+        final = _estimate(block, replaced)
+        chained = [_against(block, name, final[name], replaced) for name in names]
     for name, result in zip(names, chained or looks, strict=True):
         if result.disagree is not None:
             recorded = block.packed.tokens(name)
-            block.chained[name] = torch.where(result.disagree, final, recorded)
+            block.chained[name] = torch.where(result.disagree, final[name], recorded)
     block.record(
         "advantage.estimate",
         _merged(looks),
         None if chained is None else _merged(chained),
-        inputs=("reward",),
+        inputs=reads,
         outputs=tuple(names),
         after="reward.post_process",
-        replaced=("reward",) if "reward" in block.chained else (),
+        replaced=tuple(replaced),
         noun="tokens",
     )
 
 
-def _against(block: Block, name: str, recomputed: Tensor) -> Compared:
+def _estimate(
+    block: Block, replaced: dict[str, Tensor], dtype: torch.dtype = torch.float64
+) -> dict[str, Tensor]:
+    """Advantages and returns, some inputs replaced, in the arithmetic of a dtype."""
+    settings, packed = block.settings.advantage, block.packed
+    reads = block.cohorts[0].abilities["advantage.estimate"].reads
+
+    def column(name: str) -> Tensor:
+        return (replaced[name] if name in replaced else block.column(name)).to(dtype)
+
+    values = next((name for name in reads if name in ("old_values", "values")), None)
+    shared = {"none": None, "cohort": packed.cohorts, "rank": packed.cohort_ranks}[settings.whiten]
+    found = estimate_advantages(
+        settings,
+        AdvantageInputs(
+            column("reward"),
+            packed.mask,
+            packed.offsets,
+            whitened_with=None if shared is None else shared.repeat_interleave(packed.lengths),
+            kl=column("kl") if "kl" in reads else None,
+            kl_coef=block.settings.kl.coef,
+            values=None if values is None else column(values),
+        ),
+    )
+    return found._asdict()
+
+
+def _against(block: Block, name: str, recomputed: Tensor, replaced: dict[str, Tensor]) -> Compared:
     dtype = block.dtypes.get(name, "float32")
+
+    def slack(tokens: Tensor) -> Tensor:
+        rounding = half_ulp(recomputed[tokens], dtype)
+        if is_plain("advantage.estimate", block.settings):  # values are copied
+            return rounding
+        rounded = _estimate(block, replaced, torch.float32)[name]
+        return rounding + evaluation_slack(recomputed, rounded)[tokens]
+
     return compare_elements(
         block.packed.tokens(name),
         recomputed,
         block.packed.token_bounds,
         block.tolerance("advantage.estimate", name),
-        slack=lambda tokens: half_ulp(recomputed[tokens], dtype),
+        slack=slack,
         describe=lambda one, old, new: block.token_divergence(name, one, old, new),
         active=block.active,
     )

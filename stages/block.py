@@ -12,10 +12,11 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from trajreplay.schema.contracts import STAGE_OF_COLUMN
+from trajreplay.schema.contracts import STAGE_NAMES, STAGE_OF_COLUMN
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.policy import Tolerance, tolerance_of
 from trajreplay.schema.settings import Settings
+from trajreplay.stages.capability import Ability
 from trajreplay.stages.compare import Active, Look
 from trajreplay.stages.packed import Packed
 from trajreplay.stages.report import CohortReport, Divergence, Finding, StageResult
@@ -34,7 +35,7 @@ class LoadedCohort:
         owners: Entries of the captures that own its samples, by rank.
         table: The samples to replay: rows of the owners, in order of rank and row.
         rows: Samples that each owner holds in all, before a selection.
-        stages: Stages to recompute, in order.
+        abilities: Stages to recompute, and what each needs.
         whole: Whether `table` is the whole cohort.
         lacking: Columns that some sample lacks.
         finite: Columns without NaN and infinities, as the seals of the verified files count them.
@@ -49,7 +50,7 @@ class LoadedCohort:
     owners: list[Entry]
     table: pa.Table
     rows: dict[int, int]
-    stages: list[str]
+    abilities: dict[str, Ability]
     whole: bool
     lacking: tuple[str, ...]
     finite: frozenset[str]
@@ -57,6 +58,11 @@ class LoadedCohort:
     micro_batches: dict[tuple[int, str | None], int] = field(default_factory=dict)
     chained: dict[str, Tensor] = field(default_factory=dict)
     linked: bool = False
+
+    @cached_property
+    def stages(self) -> list[str]:
+        """Stages to recompute, in order."""
+        return [name for name in STAGE_NAMES if name in self.abilities]
 
     @cached_property
     def micro_batch_names(self) -> np.ndarray[Any, Any]:
@@ -76,7 +82,7 @@ class LoadedCohort:
         own = (one for entry in self.owners for one in entry.tolerances.items())
         return (
             id(self.settings),  # captures of one run share it
-            tuple(self.stages),
+            tuple((stage, self.owners[0].contracts[stage].version) for stage in self.stages),
             tuple(self.table.column_names),
             tuple(sorted(self.dtypes.items())),
             frozenset(own),

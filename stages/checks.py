@@ -198,6 +198,14 @@ def check_groups(
         del abilities["reward.post_process"]
 
 
+def check_whole(abilities: dict[str, Ability], report: CohortReport) -> None:
+    """Leave out stages that take all samples, of a cohort of which not all are here."""
+    for stage in [name for name, one in abilities.items() if one.whole]:
+        message = "needs the whole cohort; --closure cohort asks for it"
+        report.stages.append(StageResult(stage, "skipped", message=message))
+        del abilities[stage]
+
+
 def _cut_groups(table: pa.Table, expected: int | None) -> list[str]:
     """Groups that ranks which are not there may have members of."""
     sizes = table["group_size"].to_pylist() if "group_size" in table.column_names else []

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from torch import Tensor
+
 from trajreplay.schema.contracts import stage_named
 from trajreplay.schema.settings import LOSS_TERMS
 from trajreplay.stages.block import LoadedCohort
 from trajreplay.stages.outputs import Recorded, is_stated
 from trajreplay.stages.report import Finding
 
-STAGE = "loss.policy"
+POLICY = "loss.policy"
 
 
 def name_unstated_terms(cohort: LoadedCohort) -> None:
@@ -22,19 +26,28 @@ def name_unstated_terms(cohort: LoadedCohort) -> None:
                 "warning",
                 f"the producer does not say whether {', '.join(unstated)} were in force; the loss "
                 "is recomputed without them, and one that was in force explains a difference",
-                stage=STAGE,
+                stage=POLICY,
             ),
         )
 
 
-def judge_coverage(cohort: LoadedCohort, found: list[Recorded], needed: tuple[str, ...]) -> None:
+def judge_coverage(
+    cohort: LoadedCohort,
+    stage: str,
+    found: list[Recorded],
+    count: Callable[[Tensor], float],
+    every: float,
+) -> None:
     """A loss of which a scalar is missing, unstated or not comparable is not verified.
 
     Args:
         cohort: The cohort, whose last result is that of the stage.
+        stage: The stage.
         found: Its recorded outputs of the stage.
-        needed: Scalars that have to be among them.
+        count: What a mean over packed samples divides by.
+        every: The same over all samples of the cohort.
     """
+    needed = cohort.abilities[stage].writes
     result = cohort.report.stages[-1]
     stated = [one for one in found if is_stated(one.output)]
     comparable = [one for one in stated if one.complete and one.output.field in needed]
@@ -46,7 +59,7 @@ def judge_coverage(cohort: LoadedCohort, found: list[Recorded], needed: tuple[st
             note = f"{left} scalars were not compared: they need the whole cohort"
             result.message = f"{result.message}; {note}" if result.message else note
         return
-    odd = _odd_denominators(cohort, stated)
+    odd = _odd_denominators(cohort, stated, count, every)
     if odd and result.verdict != "diverged":
         result.verdict, result.message = "unverified", odd[0]
         return
@@ -54,7 +67,7 @@ def judge_coverage(cohort: LoadedCohort, found: list[Recorded], needed: tuple[st
     if not missing or result.verdict == "diverged":
         return
     result.verdict = "unverified"
-    known = stage_named(STAGE).scalars
+    known = stage_named(stage).scalars
     unknown = sorted({one.output.field for one in found} - set(known))
     unclear = {one.output.field for one in found} - {one.output.field for one in stated}
     unstated = sorted(unclear & set(missing))
@@ -72,18 +85,23 @@ def judge_coverage(cohort: LoadedCohort, found: list[Recorded], needed: tuple[st
     )
 
 
-def _odd_denominators(cohort: LoadedCohort, stated: list[Recorded]) -> list[str]:
-    """Scalars divided by a number that is no count of samples: nothing says that it is right."""
-    total, settled = sum(cohort.rows.values()), cohort.settings.loss.batch_reduction
+def _odd_denominators(
+    cohort: LoadedCohort, stated: list[Recorded], count: Callable[[Tensor], float], every: float
+) -> list[str]:
+    """Scalars divided by a number that counts nothing of theirs: nothing says that it is right."""
+    settled = cohort.settings.loss.batch_reduction
+    noun = "trained tokens" if cohort.settings.loss.aggregation == "token-mean" else "samples"
     odd: list[str] = []
     for one in stated:
-        output = one.output
-        counts = {len(one.samples), total, cohort.owners[0].cohort_size}
+        output, mine = one.output, count(one.samples)
+        counts: set[float | None] = {mine, every}
+        if noun == "samples":
+            counts |= {cohort.owners[0].cohort_size, sum(cohort.rows.values()), len(one.samples)}
         divided = output.denominator if output.values is None else None
         if divided is not None and divided not in counts:
             odd.append(
-                f"{output.field} was divided by {divided:g}, which is no count of its samples: its "
-                f"scope holds {len(one.samples)}, the cohort {total}"
+                f"{output.field} was divided by {divided:g}, which is no count of its {noun}: its "
+                f"scope holds {mine:g}, the cohort {every:g}"
             )
         if output.scope == "global" and (output.reduction == "sum") != (settled == "sum"):
             message = (
@@ -91,7 +109,7 @@ def _odd_denominators(cohort: LoadedCohort, stated: list[Recorded]) -> list[str]
                 f"loss.batch_reduction is {settled!r}"
             )
             cohort.report.findings.append(
-                Finding("loss.reduction", "warning", message, stage=STAGE)
+                Finding("loss.reduction", "warning", message, stage=output.stage)
             )
     return odd
 

@@ -16,7 +16,7 @@ from trajreplay.schema.store import Store
 from trajreplay.stages.advantages import replay_advantage_estimate, replay_advantage_kl
 from trajreplay.stages.block import Block, LoadedCohort
 from trajreplay.stages.loading import Task, load_cohort
-from trajreplay.stages.losses import replay_loss_policy
+from trajreplay.stages.losses import replay_loss_policy, replay_loss_value
 from trajreplay.stages.recipe import Recipes
 from trajreplay.stages.report import CohortReport, Finding, StageResult
 from trajreplay.stages.rewards import replay_reward_post_process, replay_reward_raw
@@ -29,6 +29,7 @@ _STAGES: dict[str, Callable[[Block], None]] = {
     "advantage.kl": replay_advantage_kl,
     "advantage.estimate": replay_advantage_estimate,
     "loss.policy": replay_loss_policy,
+    "loss.value": replay_loss_value,
 }
 # Tokens that are packed at once: what float64 work on them needs stays in the cache.
 BLOCK_TOKENS = 1 << 18
@@ -131,16 +132,30 @@ def _judge(cohorts: list[LoadedCohort], sources: Sources) -> None:
         cohort.drop_incomplete()
         ready.append(cohort)
     for block in _blocks(ready):
-        try:
-            for stage in block.stages:
-                if stage in _STAGES:
-                    _STAGES[stage](block)
-        except TrajReplayError as error:
-            for cohort in block.cohorts:
+        _run(block, sources)
+    for cohort in ready:
+        for result in cohort.report.stages:
+            contract = cohort.owners[0].contracts.get(result.stage)
+            result.version = contract.version if contract else result.version
+
+
+def _run(block: Block, sources: Sources) -> None:
+    """Run the stages of a block; what a kernel refuses is refused of the cohort alone."""
+    before = [(len(one.report.stages), len(one.report.findings)) for one in block.cohorts]
+    try:
+        for stage in block.stages:
+            if stage in _STAGES:
+                _STAGES[stage](block)
+    except TrajReplayError as error:
+        for cohort, (stages, findings) in zip(block.cohorts, before, strict=True):
+            del cohort.report.stages[stages:], cohort.report.findings[findings:]
+            if len(block.cohorts) > 1:
+                _run(Block([cohort]), sources)
+            else:
                 cohort.report.refusal = error.message
                 cohort.report.findings.append(Finding("refused", "error", error.message))
-            continue
-        _remember(block, sources)
+        return
+    _remember(block, sources)
 
 
 def _blocks(cohorts: list[LoadedCohort]) -> Iterator[Block]:

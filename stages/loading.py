@@ -14,7 +14,6 @@ from trajreplay.query.capture_sets import CaptureSet
 from trajreplay.query.reading import read_columns
 from trajreplay.query.row_masks import Mask
 from trajreplay.schema.columns import Table
-from trajreplay.schema.contracts import STAGE_NAMES
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError, TrajReplayError
 from trajreplay.schema.store import Store
@@ -28,6 +27,7 @@ from trajreplay.stages.checks import (
     check_missing,
     check_sources,
     check_unique,
+    check_whole,
 )
 from trajreplay.stages.notes import (
     held_dtypes,
@@ -150,13 +150,15 @@ def _load(
     check_missing(nulls, merged.num_rows, abilities, report)
     expected = lead.settings.reward.n_samples_per_prompt
     check_groups(merged, abilities, report, sources, expected)
+    if not task.whole or report.partial:
+        check_whole(abilities, report)
     cohort = LoadedCohort(
         report=report,
         settings=lead.settings,
         owners=owners,
         table=merged,
         rows=totals,
-        stages=[name for name in STAGE_NAMES if name in abilities],
+        abilities=abilities,
         whole=task.whole,
         lacking=tuple(name for name, count in nulls.items() if count),
         finite=recipe.finite,

@@ -17,6 +17,7 @@ from trajreplay.stages.block import LoadedCohort
 from trajreplay.stages.packed import list_lengths, packed_values
 from trajreplay.stages.report import CohortReport, Finding
 
+_SCALAR_STAGES = ("loss.policy", "loss.value")  # these compare every scalar, or say why not
 HALF_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -127,7 +128,7 @@ def note_unread_outputs(cohort: LoadedCohort) -> None:
         for one in entry.outputs:
             echo = one.values is not None and one.field in stage_named(one.stage).scalars
             echo |= one.values is not None and one.field in ("raw_reward", "reward")
-            if one.stage in cohort.stages and one.stage != "loss.policy" and not echo:
+            if one.stage in cohort.stages and one.stage not in _SCALAR_STAGES and not echo:
                 left.add(f"{one.stage} {one.field} at scope {one.scope}")
     if left:
         message = f"recorded and compared with nothing: {', '.join(sorted(left))}"

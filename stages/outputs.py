@@ -89,26 +89,6 @@ def is_stated(output: Output) -> bool:
     return output.scope is not None and output.reduction is not None and usable
 
 
-def expected_value(output: Output, total: float, count: int) -> float:
-    """What an output should be, given the exact sum over the samples of its scope.
-
-    Args:
-        output: With a stated scope and reduction.
-        total: Sum over the samples of their masked means.
-        count: Number of samples in scope.
-    """
-    return output.scale * total / divisor(output, count)
-
-
-def divisor(output: Output, count: int) -> float:
-    """What the sum over samples was divided by."""
-    if output.reduction == "sum":
-        return 1.0
-    if output.denominator is not None:
-        return output.denominator or float("nan")
-    return float(count) if count else float("nan")
-
-
 def echoed_looks(
     block: Block,
     stage: str,

@@ -32,8 +32,8 @@ class Packed:
 
     def __init__(self, tables: list[pa.Table]) -> None:
         self.table = pa.concat_tables(tables)
-        counts = [table.num_rows for table in tables]
-        self.sample_bounds = [0, *np.cumsum(counts, dtype=np.int64).tolist()]
+        self._counts = [table.num_rows for table in tables]
+        self.sample_bounds = [0, *np.cumsum(self._counts, dtype=np.int64).tolist()]
         self.lengths = _tensor(self.table["response_length"]).long()
         self.offsets = torch.zeros(len(self.lengths) + 1, dtype=torch.int64)
         torch.cumsum(self.lengths, 0, out=self.offsets[1:])
@@ -74,19 +74,43 @@ class Packed:
         Rollouts number their prompts each for itself, so that a group of a step that consumed
         from several is one of a rollout.
         """
+        numbers = self._named("group_id")
+        for name in ("source_attempt", "source_rollout_id"):
+            if name in self.table.column_names:
+                numbers = _divided(numbers, self.table[name].to_numpy())
+        return torch.from_numpy(numbers)
+
+    @cached_property
+    def cohorts(self) -> Tensor:
+        """(S,) int64. The cohort of each sample."""
+        return torch.from_numpy(np.repeat(np.arange(len(self._counts)), self._counts))
+
+    @cached_property
+    def cohort_ranks(self) -> Tensor:
+        """(S,) int64. The rank of each sample, numbered over all cohorts."""
+        return torch.from_numpy(_divided(self.cohorts.numpy(), self.ranks))
+
+    @cached_property
+    def consumer_batches(self) -> Tensor:
+        """(S,) int64. The consumer batch of each sample, numbered over all cohorts."""
+        return torch.from_numpy(self._named("consumer_batch_id"))
+
+    def strides(self, length: int) -> Tensor:
+        """(S,) int64. Every `length` rows of a rank, numbered over all cohorts."""
+        return torch.from_numpy(_divided(self.cohort_ranks.numpy(), self.rows // length))
+
+    def _named(self, column: str) -> Int64s:
+        """Samples of one cohort and one name, numbered; those without a name are one."""
         numbers = np.empty(self.table.num_rows, np.int64)
         first = 0
         for start, stop in pairwise(self.sample_bounds):
-            names = pa.chunked_array(self.table["group_id"].slice(start, stop - start))
+            names = pa.chunked_array(self.table[column].slice(start, stop - start))
             encoded = pc.dictionary_encode(names.combine_chunks(), null_encoding="encode")
             if isinstance(encoded, pa.ChunkedArray):
                 encoded = encoded.combine_chunks()
             numbers[start:stop] = encoded.indices.to_numpy() + first
             first += len(encoded.dictionary)
-        for name in ("source_attempt", "source_rollout_id"):
-            if name in self.table.column_names:
-                numbers = _divided(numbers, self.table[name].to_numpy())
-        return torch.from_numpy(numbers)
+        return numbers
 
     @cached_property
     def ranks(self) -> np.ndarray[Any, np.dtype[np.int32]]:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from trajreplay.query.capture_sets import CaptureSet
-from trajreplay.schema.contracts import STAGE_NAMES, V1_STAGES, StageContract
+from trajreplay.schema.contracts import CONTRACT_VERSION, STAGE_NAMES, V1_STAGES, StageContract
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.identity import ParallelCoordinates
 from trajreplay.schema.settings import Settings
@@ -139,19 +139,19 @@ class Recipes:
                 continue
             if contract is None:
                 if self._asked or name in V1_STAGES:
-                    results.append((name, "not-declared", "not-declared", "v1", ""))
+                    results.append((name, "not-declared", "not-declared", CONTRACT_VERSION, ""))
             elif self._asked and contract.capability == "unsupported":
                 message = f"asked for and declared unsupported: {contract.reason}"
-                results.append((name, "refused", "unsupported", "v1", message))
+                results.append((name, "refused", "unsupported", contract.version, message))
             elif contract.capability != "recompute":
                 results.append(_declared(contract))
             else:
-                found = ability(name, lead.settings, widest, held)
+                found = ability(name, lead.settings, widest, held, contract.version)
                 if found.capability == "recompute":
                     chosen[name] = found
                     continue
                 message = f"declared recompute and unsupported: {found.reason}"
-                results.append((name, "refused", "unsupported", "v1", message))
+                results.append((name, "refused", "unsupported", contract.version, message))
         return chosen, results
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from trajreplay.schema.contracts import STAGE_NAMES
+from trajreplay.schema.contracts import CONTRACT_VERSION, STAGE_NAMES
 
 Verdict = Literal["pass", "precision", "diverged", "unverified", "refused"]
 StageVerdict = Literal[
@@ -117,7 +117,7 @@ class StageResult:
     stage: str
     verdict: StageVerdict
     capability: str = "recompute"
-    version: str = "v1"
+    version: str = CONTRACT_VERSION
     isolated: StageVerdict | None = None
     chained: StageVerdict | None = None
     inherited: bool = False

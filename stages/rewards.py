@@ -7,7 +7,9 @@ from torch import Tensor
 
 from trajreplay.schema.policy import Tolerance
 from trajreplay.stages.block import Block
+from trajreplay.stages.capability import is_plain
 from trajreplay.stages.compare import EXAMPLES, Look, compare_elements
+from trajreplay.stages.compose import RewardInputs, evaluation_slack, processed_rewards
 from trajreplay.stages.kernels import (
     constant_groups,
     group_rewards,
@@ -18,6 +20,7 @@ from trajreplay.stages.kernels import (
 from trajreplay.stages.outputs import echoed_looks
 from trajreplay.stages.report import Divergence, Finding
 
+_STAGE = "reward.post_process"
 _EXACT = Tolerance(0.0, 0.0)
 # A mean below this part of the largest reward is that of rounding errors.
 CENTRED = 1e-3
@@ -28,7 +31,9 @@ def replay_reward_raw(block: Block) -> None:
     looks = echoed_looks(block, "reward.raw", "raw_reward", ("raw_reward", "raw_rewards"), _EXACT)
     for look, (start, stop) in zip(looks, block.spans("raw_reward"), strict=True):
         look.compared += stop - start
-    block.record("reward.raw", looks, inputs=("raw_reward",), noun="samples")
+    # Where missing rewards are part of the arithmetic, one that is NaN is no fault.
+    inputs = () if block.settings.reward.missing == "exclude" else ("raw_reward",)
+    block.record("reward.raw", looks, inputs=inputs, noun="samples")
 
 
 def replay_reward_post_process(block: Block) -> None:
@@ -40,18 +45,7 @@ def replay_reward_post_process(block: Block) -> None:
     dtype = block.dtypes.get("reward", "float32")
 
     def slack(samples: Tensor) -> Tensor:
-        rounding = half_ulp(recomputed, dtype)
-        if settings.grouping == "none":
-            return (rounding + half_ulp(raw, "float32"))[samples]
-        error = group_rewards_error(
-            raw,
-            packed.groups,
-            baseline=settings.baseline,
-            divide_by_std=settings.divide_by_std,
-            ddof=settings.ddof,
-            epsilon=settings.epsilon,
-        )
-        return (rounding + error)[samples]
+        return (half_ulp(recomputed, dtype) + _error(block, raw, recomputed))[samples]
 
     compared = compare_elements(
         recorded,
@@ -65,7 +59,8 @@ def replay_reward_post_process(block: Block) -> None:
     if settings.grouping == "group":
         sizes = _group_size_looks(block, compared.disagree)
         looks = [look.merged(size) for look, size in zip(looks, sizes, strict=True)]
-        _warn_of_constant_groups(block, raw, looks)
+        if settings.divide_by_std:
+            _warn_of_constant_groups(block, raw, looks)
     echoes = echoed_looks(
         block, "reward.post_process", "reward", ("reward", "rewards"), tolerance, recomputed, slack
     )
@@ -107,6 +102,8 @@ def warn_of_batch_rewards(block: Block) -> None:
 
 def _processed(block: Block, raw: Tensor) -> Tensor:
     settings = block.settings.reward
+    if not is_plain(_STAGE, block.settings):
+        return processed_rewards(settings, raw, _inputs(block))
     if settings.grouping == "none":
         return raw
     return group_rewards(
@@ -117,6 +114,37 @@ def _processed(block: Block, raw: Tensor) -> Tensor:
         ddof=settings.ddof,
         epsilon=settings.epsilon,
     )
+
+
+def _error(block: Block, raw: Tensor, recomputed: Tensor) -> Tensor:
+    """How far float32 may be off."""
+    settings = block.settings.reward
+    if not is_plain(_STAGE, block.settings):
+        rounded = processed_rewards(settings, raw.float(), _inputs(block))
+        return evaluation_slack(recomputed, rounded)
+    if settings.grouping == "none":
+        return half_ulp(raw, "float32")
+    return group_rewards_error(
+        raw,
+        block.packed.groups,
+        baseline=settings.baseline,
+        divide_by_std=settings.divide_by_std,
+        ddof=settings.ddof,
+        epsilon=settings.epsilon,
+    )
+
+
+def _inputs(block: Block) -> RewardInputs:
+    packed, settings = block.packed, block.settings.reward
+    by_grouping = {
+        "group": lambda: packed.groups,
+        "consumer-batch": lambda: packed.consumer_batches,
+        "stride": lambda: packed.strides(settings.n_samples_per_prompt or 1),
+    }
+    group = by_grouping.get(settings.grouping, lambda: packed.cohorts)()
+    cut = settings.stop_properly_coef is not None
+    truncated = packed.scalars("truncated") != 0 if cut else None
+    return RewardInputs(group, packed.cohorts, packed.lengths, truncated)
 
 
 def _group_size_looks(block: Block, disagree: Tensor | None) -> list[Look]:

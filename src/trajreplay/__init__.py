@@ -32,6 +32,9 @@ if TYPE_CHECKING:
         StageError,
         Tolerance,
         TrajReplayError,
+        ValueSettings,
+        profile,
+        with_changes,
     )
 
 __version__ = "0.1.0"
@@ -56,7 +59,10 @@ __all__ = [
     "StageError",
     "Tolerance",
     "TrajReplayError",
+    "ValueSettings",
     "__version__",
+    "profile",
+    "with_changes",
 ]
 
 

@@ -44,7 +44,7 @@ def test_the_json_form_is_stable() -> None:
                 "stages": [
                     {
                         "stage": "advantage.kl",
-                        "version": "v1",
+                        "version": "v2",
                         "capability": "recompute",
                         "verdict": "diverged",
                         "isolated": "diverged",

@@ -125,35 +125,59 @@ def test_scalars_of_unstated_meaning_are_shown_and_not_compared(lake: Lake) -> N
     assert "without scope and reduction" in result.message
 
 
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [
-        (replace(WAY.full, advantage=AdvantageSettings("gae")), "'gae'"),
-        (replace(WAY.full, kl=replace(WAY.full.kl, estimator="k9")), "kl.estimator is 'k9'"),
-        (replace(WAY.full, reward=replace(WAY.full.reward, grouping="batch")), "reward.grouping"),
-        (replace(WAY.full, reward=replace(WAY.full.reward, baseline="loo")), "reward.baseline"),
-        (replace(WAY.full, reward=replace(WAY.full.reward, ddof=2)), "reward.ddof"),
-        (replace(WAY.full, loss=replace(WAY.full.loss, aggregation="token-mean")), "token-mean"),
-        (replace(WAY.full, loss=replace(WAY.full.loss, old_source="ref")), "loss.old_source"),
-        *(
-            (replace(WAY.full, loss=loss), f"loss.{name} is True")
-            for name, loss in (
-                ("use_kl_loss", replace(WAY.full.loss, use_kl_loss=True)),
-                ("tis", replace(WAY.full.loss, tis=True)),
-                ("opsm", replace(WAY.full.loss, opsm=True)),
-                ("opd", replace(WAY.full.loss, opd=True)),
-                ("per_token", replace(WAY.full.loss, per_token=True)),
-            )
-        ),
-    ],
-)
+UNKNOWN = [
+    (replace(WAY.full, advantage=AdvantageSettings("sarsa")), "'sarsa'"),
+    (replace(WAY.full, kl=replace(WAY.full.kl, estimator="k9")), "kl.estimator is 'k9'"),
+    (replace(WAY.full, reward=replace(WAY.full.reward, baseline="loo")), "reward.baseline"),
+    (replace(WAY.full, reward=replace(WAY.full.reward, ddof=2)), "reward.ddof"),
+    (replace(WAY.full, loss=replace(WAY.full.loss, old_source="ref")), "loss.old_source"),
+    *(
+        (replace(WAY.full, loss=loss), f"loss.{name} is True")
+        for name, loss in (
+            ("use_kl_loss", replace(WAY.full.loss, use_kl_loss=True)),
+            ("tis", replace(WAY.full.loss, tis=True)),
+            ("opsm", replace(WAY.full.loss, opsm=True)),
+            ("opd", replace(WAY.full.loss, opd=True)),
+            ("per_token", replace(WAY.full.loss, per_token=True)),
+        )
+    ),
+]
+LATER = [
+    (replace(WAY.full, advantage=AdvantageSettings("gae")), "'gae'"),
+    (replace(WAY.full, reward=replace(WAY.full.reward, grouping="batch")), "reward.grouping"),
+    (replace(WAY.full, reward=replace(WAY.full.reward, lone="keep")), "reward.lone"),
+    (replace(WAY.full, loss=replace(WAY.full.loss, aggregation="token-mean")), "token-mean"),
+    (replace(WAY.full, loss=replace(WAY.full.loss, dual_clip=3.0)), "loss.dual_clip"),
+]
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize(("settings", "name"), UNKNOWN)
 def test_unsupported_arithmetic_is_refused_by_name(
-    lake: Lake, settings: Settings, name: str
+    lake: Lake, settings: Settings, name: str, version: str
 ) -> None:
-    write_whole(lake, drawn(), settings=settings)
+    stages = [StageContract(stage, version=version) for stage in ALL_STAGES]
+    write_whole(lake, drawn(), settings=settings, stages=stages)
     report = lake.replay()
     assert (report.verdict, report.exit_code) == ("refused", 3)
     assert name in refusals(report)
+
+
+@pytest.mark.parametrize(("settings", "name"), LATER)
+def test_a_v1_contract_is_judged_by_the_frozen_matrix(
+    lake: Lake, settings: Settings, name: str
+) -> None:
+    stages = [StageContract(stage, version="v1") for stage in ALL_STAGES]
+    write_whole(lake, drawn(), settings=settings, stages=stages)
+    assert name in refusals(lake.replay())
+
+
+def test_a_contract_of_a_version_that_there_is_not_is_refused(lake: Lake) -> None:
+    stages = [StageContract(stage, version="v9") for stage in ALL_STAGES]
+    write_whole(lake, drawn(), stages=stages)
+    report = lake.replay()
+    assert report.verdict == "refused"
+    assert "version 'v9', expected v1 or v2" in refusals(report)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -1,33 +1,30 @@
-"""The V1 matrix: which stages can be recomputed under which settings, layout and columns."""
+"""The V1 matrix, frozen: which stages a V1 contract can have recomputed."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
-from trajreplay.schema.contracts import Capability
+from trajreplay.schema.contracts import stage_named
 from trajreplay.schema.identity import ParallelCoordinates
-from trajreplay.schema.settings import LOSS_TERMS, Settings
+from trajreplay.schema.settings import LOSS_TERMS, SECTIONS, Settings
+from trajreplay.schema.settings.knobs import kinds
+from trajreplay.stages.capability.ability import LOG_PROB_SOURCES, Ability
 
 KL_ESTIMATORS = ("k1", "k2", "k3", "low_var_kl")
-LOG_PROB_SOURCES = {"old": "old_log_probs", "rollout": "rollout_log_probs"}
+# The fields that V1 settings had; every other one has to be what it is where nobody sets it.
+_FIELDS = {
+    "reward": "grouping n_samples_per_prompt baseline divide_by_std ddof epsilon",
+    "kl": "estimator coef policy_source value_clamp",
+    "advantage": "estimator",
+    "loss": "eps_clip eps_clip_high entropy_coef aggregation batch_reduction old_source "
+    + " ".join(LOSS_TERMS),
+}
+_LATER = {
+    section: tuple(name for name in kinds(SECTIONS[section]) if name not in names.split())
+    for section, names in _FIELDS.items()
+}
 
-
-@dataclass(frozen=True)
-class Ability:
-    """Whether a stage can be recomputed, and what it needs for that.
-
-    Args:
-        capability: recompute or unsupported.
-        reason: Why it is unsupported, naming the setting.
-        reads: Columns that must be there.
-        writes: Recorded columns and scalars that must be there to be compared.
-    """
-
-    capability: Capability
-    reason: str = ""
-    reads: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
+_PLAIN = Settings()
 
 
 def ability(
@@ -44,7 +41,12 @@ def ability(
     >>> ability("advantage.kl", Settings(), ParallelCoordinates(context_size=2)).reason
     'context-parallel size is 2; V1 recomputes size 1'
     """
-    reason = _layout_reason(parallel) or _estimator_reason(settings) or _reason(stage, settings)
+    reason = (
+        _layout_reason(parallel)
+        or _estimator_reason(settings)
+        or _reason(stage, settings)
+        or _later_reason(stage, settings)
+    )
     if reason:
         return Ability("unsupported", reason)
     return Ability("recompute", "", *_needs(stage, settings, columns))
@@ -86,6 +88,31 @@ def _reason(stage: str, settings: Settings) -> str:
             expected = " or ".join(repr(one) for one in allowed if one is not None)
             return f"{name} is {found!r}; V1 recomputes {expected}"
     return ""
+
+
+def _later_reason(stage: str, settings: Settings) -> str:
+    """Settings that V1 did not have must be as they are where nobody sets them."""
+    for section in stage_named(stage).settings:
+        for name, (found, plain) in _later(section, settings).items():
+            return f"{section}.{name} is {found!r}; V1 recomputes {plain!r}"
+    return ""
+
+
+def is_plain(stage: str, settings: Settings) -> bool:
+    """Whether the settings of a stage are such as V1 had: the error of its kernels is bounded."""
+    return not (_estimator_reason(settings) or _reason(stage, settings)) and not any(
+        _later(section, settings) for section in stage_named(stage).settings
+    )
+
+
+def _later(section: str, settings: Settings) -> dict[str, tuple[object, object]]:
+    """Settings that V1 did not have and that are not as by default, with both values."""
+    mine, plain = getattr(settings, section, None), getattr(_PLAIN, section, None)
+    return {
+        name: (getattr(mine, name), getattr(plain, name))
+        for name in _LATER.get(section, ())
+        if getattr(mine, name) != getattr(plain, name)
+    }
 
 
 def _needs(

@@ -5,7 +5,7 @@ import pytest
 from trajreplay import ParallelCoordinates, Settings
 from trajreplay.schema import AdvantageSettings, KlSettings, LossSettings, RewardSettings
 from trajreplay.schema.contracts import V1_STAGES
-from trajreplay.stages.capability import ability
+from trajreplay.stages.capability.v1 import ability
 
 PLAIN = Settings(kl=KlSettings(coef=0.1), loss=LossSettings(entropy_coef=0.01))
 ALONE = ParallelCoordinates()

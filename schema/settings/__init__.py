@@ -1,0 +1,31 @@
+"""The arithmetic in force, as data: a tree of small frozen dataclasses, stored resolved."""
+
+from trajreplay.schema.settings.advantage import LOW_VAR_KL_CLAMP, AdvantageSettings, KlSettings
+from trajreplay.schema.settings.loss import LOSS_TERMS, LossSettings, ValueSettings
+from trajreplay.schema.settings.profiles import (
+    PROFILES,
+    Profile,
+    differences,
+    profile,
+    with_changes,
+)
+from trajreplay.schema.settings.reward import RewardSettings
+from trajreplay.schema.settings.tree import HANDOFFS, SECTIONS, Settings
+
+__all__ = [
+    "HANDOFFS",
+    "LOSS_TERMS",
+    "LOW_VAR_KL_CLAMP",
+    "PROFILES",
+    "SECTIONS",
+    "AdvantageSettings",
+    "KlSettings",
+    "LossSettings",
+    "Profile",
+    "RewardSettings",
+    "Settings",
+    "ValueSettings",
+    "differences",
+    "profile",
+    "with_changes",
+]

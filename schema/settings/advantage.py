@@ -1,0 +1,78 @@
+"""Settings of the stages advantage.kl and advantage.estimate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trajreplay.schema.settings.knobs import Interval, count, flag, interval, name, number
+
+LOW_VAR_KL_CLAMP = (-10.0, 10.0)  # slime and Relax clamp low_var_kl, not k3
+
+
+@dataclass(frozen=True)
+class KlSettings:
+    """KL of policy against reference.
+
+    Args:
+        estimator: `k1`, `k2`, `k3`, `abs`, or `low_var_kl` (k3 with its output clamped).
+        coef: Its coefficient; 0 makes the recorded KL all zeros and needs no reference.
+        policy_source: Which log-probs stand for the policy: `old` or `rollout`.
+        value_clamp: Bounds of the estimate; low_var_kl brings (-10, 10).
+        log_ratio_clamp: Bounds of the log ratio that it is made of.
+    """
+
+    estimator: str = name("k1", "k2", "k3", "low_var_kl", "abs")
+    coef: float = number(0.0)
+    policy_source: str = name("old", "rollout")
+    value_clamp: Interval | None = interval(None)
+    log_ratio_clamp: Interval | None = interval(None)
+
+    def __post_init__(self) -> None:
+        if self.estimator == "low_var_kl" and self.value_clamp is None:
+            object.__setattr__(self, "value_clamp", LOW_VAR_KL_CLAMP)
+
+
+@dataclass(frozen=True)
+class AdvantageSettings:
+    """Advantage estimation.
+
+    Args:
+        estimator: `grpo` gives every response token the reward of its sample;
+            `reinforce++-baseline` that less the KL penalty of the token; `reinforce++` the
+            discounted return of the token rewards; `gae` the generalised advantage over a critic.
+        gamma: Discount a token.
+        lam: Lambda of GAE.
+        masking: How returns and GAE pass masked tokens: `through` them as any other, `reset` to 0
+            at each (verl's REINFORCE++), `carry` past them, or `multiply`, whose rewards and
+            values count as 0.
+        reward_at: The token that gets the reward of the sample: the `last` of the response, or the
+            `last-unmasked`.
+        kl_in_reward: Whether -kl.coef times the KL of each token is part of its reward; where it
+            is, `reinforce++-baseline` pays it too.
+        whiten: Which tokens share statistics when advantages are whitened: `none` at all, those of
+            the `cohort`, or of a `rank`.
+        whiten_scale: Whether they are divided by the deviation, or only centred.
+        whiten_ddof: Delta degrees of freedom of that deviation.
+        whiten_epsilon: Keeps the division finite.
+        whiten_form: Where epsilon is: `added` to the variance, the variance `floored` at it, or
+            added to the deviation (`std`).
+        whiten_one_pass: Whether the variance is taken as E[x^2] - E[x]^2 (slime, Relax).
+        whiten_short: What is done where too few tokens count for a deviation: `raise`, and the
+            cohort is refused; `biased`, a single token is divided by their number; or `nan`.
+        clip: Bounds of the advantages, after whitening.
+    """
+
+    estimator: str = name("grpo", "reinforce++", "reinforce++-baseline", "gae")
+    gamma: float = number(1.0)
+    lam: float = number(1.0)
+    masking: str = name("through", "reset", "carry", "multiply")
+    reward_at: str = name("last", "last-unmasked")
+    kl_in_reward: bool = flag(False)
+    whiten: str = name("none", "cohort", "rank")
+    whiten_scale: bool = flag(True)
+    whiten_ddof: int = count(1)
+    whiten_epsilon: float = number(1e-8)
+    whiten_form: str = name("added", "floored", "std")
+    whiten_one_pass: bool = flag(False)
+    whiten_short: str = name("raise", "biased", "nan")
+    clip: Interval | None = interval(None)

@@ -1,0 +1,133 @@
+"""Kinds of settings fields: what a value may be, how it is stored, and which names are known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from trajreplay.schema.canonical import read_float
+from trajreplay.schema.errors import SchemaError
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a field may hold.
+
+    Args:
+        what: name, flag, number, count, interval or weights.
+        optional: Whether None stands for "off" or "not stated".
+        known: The names that some capability can recompute; others are kept and not recomputed.
+    """
+
+    what: str
+    optional: bool = False
+    known: tuple[str, ...] = ()
+
+    @property
+    def expected(self) -> str:
+        """What it may hold, in words."""
+        return _EXPECTED[self.what]
+
+    def accepts(self, value: object) -> bool:
+        """Whether a value is of exactly this kind: 1 is no flag, "0.2" no number."""
+        return (value is None and self.optional) or _CHECKS[self.what](value)
+
+    def stored(self, value: Any) -> Any:
+        """The value of what JSON holds; floats are stored as exact text.
+
+        Raises:
+            ValueError: It holds no such value.
+        """
+        if self.what == "number" and isinstance(value, str):
+            return read_float(value)
+        if self.what == "interval" and isinstance(value, list):
+            return tuple(map(read_float, value))
+        if self.what == "weights" and isinstance(value, Mapping):
+            return {str(name): read_float(one) for name, one in value.items()}
+        return value
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+
+
+def _is_interval(value: object) -> bool:
+    """Bounds may be infinite: one side of an interval is often open."""
+    if not isinstance(value, tuple) or len(value) != 2:
+        return False
+    return all(type(one) in (int, float) for one in value) and value[0] <= value[1]
+
+
+def _is_weights(value: object) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(name, str) and _is_number(one) for name, one in value.items()
+    )
+
+
+_EXPECTED = {
+    "name": "a name",
+    "flag": "true or false",
+    "number": "a finite number",
+    "count": "a non-negative integer",
+    "interval": "a pair (low, high)",
+    "weights": "an object of numbers",
+}
+_CHECKS = {
+    "name": lambda value: isinstance(value, str) and bool(value),
+    "flag": lambda value: isinstance(value, bool),
+    "number": _is_number,
+    "count": lambda value: type(value) is int and value >= 0,
+    "interval": _is_interval,
+    "weights": _is_weights,
+}
+
+
+def name(default: str, *others: str) -> Any:
+    """A field that holds one of several names, the default first."""
+    return _made(default, Kind("name", known=(default, *others)))
+
+
+def flag(default: bool | None) -> Any:
+    """A field that is true or false, or None where its default is: the producer does not say."""
+    return _made(default, Kind("flag", optional=default is None))
+
+
+def number(default: float | None, *, optional: bool = False) -> Any:
+    """A field that holds a finite number, or None for none if it may or that is its default."""
+    return _made(default, Kind("number", optional=optional or default is None))
+
+
+def count(default: int | None) -> Any:
+    """A field that holds a non-negative integer, or None where its default is."""
+    return _made(default, Kind("count", optional=default is None))
+
+
+def interval(default: Interval | None) -> Any:
+    """A field that holds a lower and an upper bound, or None for no bounds."""
+    return _made(default, Kind("interval", optional=True))
+
+
+def _made(default: Any, kind: Kind) -> Any:
+    return field(default=default, metadata={"kind": kind})
+
+
+def kinds(section: type) -> dict[str, Kind]:
+    """The kind of each field of a section."""
+    return {one.name: one.metadata["kind"] for one in fields(section)}
+
+
+def check_section(section: object) -> None:
+    """Refuse a value of another kind than its field's.
+
+    Raises:
+        SchemaError: There is one.
+    """
+    for label, kind in kinds(type(section)).items():
+        value = getattr(section, label)
+        if not kind.accepts(value):
+            where = f"{type(section).__name__}.{label}"
+            raise SchemaError(f"{where} is {value!r}, expected {kind.expected}")

@@ -1,0 +1,212 @@
+"""Profiles: the settings that a framework has where its user sets nothing, by name and version.
+
+Facts of mid 2026 (verl: January 2026), read in the public sources of each. A profile only fills the
+tree: what is stored with a capture is the resolved tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trajreplay.schema.errors import SchemaError
+from trajreplay.schema.settings.advantage import AdvantageSettings, KlSettings
+from trajreplay.schema.settings.knobs import kinds
+from trajreplay.schema.settings.loss import LossSettings, ValueSettings
+from trajreplay.schema.settings.reward import RewardSettings
+from trajreplay.schema.settings.tree import SECTIONS, Settings
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a framework does by default.
+
+    Args:
+        name: The framework.
+        version: Of the profile: it changes when the framework's defaults, or what we know of them,
+            do.
+        doc: What is peculiar about it, in a sentence.
+        settings: Its settings; `n_samples_per_prompt` and coefficients are the user's to give.
+    """
+
+    name: str
+    version: str
+    doc: str
+    settings: Settings
+
+    @property
+    def label(self) -> str:
+        """Name and version, as `name@version`."""
+        return f"{self.name}@{self.version}"
+
+
+_BOTH_TEN, _BOTH_TWENTY = (-10.0, 10.0), (-20.0, 20.0)
+_HALF_SQUARE = ValueSettings(clip=0.5, factor=0.5, counted="loss")
+
+_ALL = (
+    Profile(
+        "relax",
+        "1",
+        "Groups by group_index and refuses incomplete ones; sums of sample means per rank.",
+        Settings(loss=LossSettings(batch_reduction="mean")),
+    ),
+    Profile(
+        "slime",
+        "1",
+        "Groups by position; the deviation is that of the centred rewards, in float32.",
+        Settings(
+            reward=RewardSettings(grouping="stride"), loss=LossSettings(batch_reduction="mean")
+        ),
+    ),
+    Profile(
+        "verl",
+        "1",
+        "Dual clip at 3 is on; a lone sample keeps its reward; a mean over all tokens.",
+        Settings(
+            reward=RewardSettings(lone="keep"),
+            kl=KlSettings(value_clamp=None),
+            loss=LossSettings(
+                aggregation="token-mean",
+                batch_reduction="mean",
+                dual_clip=3.0,
+                log_ratio_clamp=_BOTH_TWENTY,
+                kl_loss_estimator="low_var_kl",
+            ),
+            value=_HALF_SQUARE,
+        ),
+    ),
+    Profile(
+        "trl",
+        "1",
+        "Groups by position, epsilon 1e-4, and samples beyond a ratio of 3 to the sampler dropped.",
+        Settings(
+            reward=RewardSettings(grouping="stride", epsilon=1e-4, missing="exclude"),
+            loss=LossSettings(
+                aggregation="token-mean",
+                batch_reduction="mean",
+                correction="sequence-mask",
+                correction_bounds=(0.0, 3.0),
+                cispo_bounds="upper-absolute",
+                kl_loss_estimator="k3",
+            ),
+            value=ValueSettings(clip=0.2, factor=0.5, counted="loss"),
+        ),
+    ),
+    Profile(
+        "nemo-rl",
+        "1",
+        "Leave-one-out baseline and leave-one-out deviation; KL in the loss, clamped twice.",
+        Settings(
+            reward=RewardSettings(baseline="leave-one-out", divisor="leave-one-out-std"),
+            loss=LossSettings(
+                aggregation="token-mean",
+                batch_reduction="mean",
+                kl_loss_coef=0.01,
+                kl_loss_estimator="k3",
+                kl_loss_clamp=_BOTH_TEN,
+                kl_loss_log_ratio_clamp=_BOTH_TWENTY,
+            ),
+            value=ValueSettings(clip=None, factor=0.5, counted="loss"),
+        ),
+    ),
+    Profile(
+        "openrlhf",
+        "1",
+        "Epsilon 1e-9, rewards clipped after normalisation, KL inside the reward of each token.",
+        Settings(
+            reward=RewardSettings(
+                grouping="stride", epsilon=1e-9, lone="nan", clip_after=_BOTH_TEN
+            ),
+            kl=KlSettings(coef=0.01, value_clamp=_BOTH_TEN),
+            advantage=AdvantageSettings(
+                estimator="reinforce++", masking="multiply", kl_in_reward=True
+            ),
+            loss=LossSettings(
+                aggregation="token-mean", batch_reduction="mean", log_ratio_clamp=_BOTH_TWENTY
+            ),
+            value=_HALF_SQUARE,
+        ),
+    ),
+    Profile(
+        "areal",
+        "1",
+        "Rewards clipped and not normalised; returns pass over masked tokens; KL in the reward.",
+        Settings(
+            reward=RewardSettings(grouping="none", clip_before=_BOTH_TWENTY),
+            kl=KlSettings(coef=0.1, value_clamp=_BOTH_TEN),
+            advantage=AdvantageSettings(
+                estimator="reinforce++", masking="carry", kl_in_reward=True
+            ),
+            loss=LossSettings(aggregation="token-mean", batch_reduction="mean"),
+            value=_HALF_SQUARE,
+        ),
+    ),
+    Profile(
+        "prime-rl",
+        "1",
+        "Rewards centred, never divided; tokens whose probability moved too far are masked.",
+        Settings(
+            reward=RewardSettings(divide_by_std=False),
+            loss=LossSettings(
+                aggregation="token-mean",
+                batch_reduction="mean",
+                surrogate="dppo",
+                old_source="rollout",
+                eps_clip=0.2,
+            ),
+        ),
+    ),
+)
+PROFILES: Mapping[str, Profile] = {one.name: one for one in _ALL}
+
+
+def profile(name: str) -> Profile:
+    """Look a profile up by `name` or `name@version`.
+
+    Raises:
+        SchemaError: There is none.
+    """
+    plain, _, version = name.partition("@")
+    found = PROFILES.get(plain)
+    if found is None or version not in ("", found.version):
+        known = ", ".join(one.label for one in _ALL)
+        raise SchemaError(
+            f"no profile {name!r}, expected one of {known}",
+            hint="To list them: trajreplay profiles",
+        )
+    return found
+
+
+def with_changes(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+    """Settings with some fields changed, each named `section.field`.
+
+    Raises:
+        SchemaError: There is no such section or field, or the value is of another kind.
+
+    >>> with_changes(Settings(), {"reward.epsilon": 1e-4}).reward.epsilon
+    0.0001
+    """
+    by_section: dict[str, dict[str, Any]] = {}
+    for label, value in changes.items():
+        section, _, name = label.partition(".")
+        if section not in SECTIONS or name not in kinds(SECTIONS[section]):
+            known = [f"{one}.{field}" for one, kind in SECTIONS.items() for field in kinds(kind)]
+            raise SchemaError(f"no setting {label!r}, expected one of {', '.join(known)}")
+        by_section.setdefault(section, {})[name] = value
+    changed = {
+        section: replace(getattr(settings, section), **values)
+        for section, values in by_section.items()
+    }
+    return replace(settings, **changed)
+
+
+def differences(left: Settings, right: Settings) -> dict[str, tuple[Any, Any]]:
+    """The fields in which two settings differ, each named `section.field`, with both values."""
+    return {
+        f"{section}.{name}": (mine, theirs)
+        for section, kind in SECTIONS.items()
+        for name in kinds(kind)
+        if (mine := getattr(getattr(left, section), name))
+        != (theirs := getattr(getattr(right, section), name))
+    }

@@ -1,0 +1,7 @@
+"""What can be recomputed: decided from contract version, settings, layout and columns."""
+
+from trajreplay.stages.capability.ability import LOG_PROB_SOURCES, Ability
+from trajreplay.stages.capability.matrix import ability
+from trajreplay.stages.capability.v1 import is_plain
+
+__all__ = ["LOG_PROB_SOURCES", "Ability", "ability", "is_plain"]

@@ -1,0 +1,184 @@
+"""The V2 matrix: every name that the settings know, unless they contradict each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+
+from trajreplay.schema.identity import ParallelCoordinates
+from trajreplay.schema.settings import SECTIONS, Settings
+from trajreplay.schema.settings.knobs import kinds
+from trajreplay.stages.capability.ability import LOG_PROB_SOURCES, Ability
+
+_Needs = tuple[tuple[str, ...], tuple[str, ...]]
+
+# The settings that each stage reads, by section.
+_SECTIONS = {
+    "reward.post_process": ("reward",),
+    "advantage.kl": ("kl",),
+    "advantage.estimate": ("advantage",),
+    "loss.policy": ("loss",),
+    "loss.value": ("value", "loss"),
+}
+
+
+def ability(
+    stage: str, settings: Settings, parallel: ParallelCoordinates, columns: Collection[str] = ()
+) -> Ability:
+    """Look a stage up in the V2 matrix; arguments as of V1's.
+
+    >>> from trajreplay.schema.settings import RewardSettings
+    >>> odd = Settings(reward=RewardSettings(grouping="stride"))
+    >>> ability("reward.post_process", odd, ParallelCoordinates()).reason
+    "reward.grouping is 'stride' and reward.n_samples_per_prompt is not stated"
+    """
+    if parallel.context_size != 1:
+        reason = f"context-parallel size is {parallel.context_size}; v2 recomputes size 1"
+        return Ability("unsupported", reason)
+    reason = next(_unknown(stage, settings), "") or next(_contradictions(stage, settings), "")
+    if reason:
+        return Ability("unsupported", reason)
+    reads, writes = _NEEDS[stage](settings, columns) if stage in _NEEDS else ((), ())
+    return Ability("recompute", "", reads, writes, _takes_whole(stage, settings))
+
+
+def _takes_whole(stage: str, settings: Settings) -> bool:
+    """Whether samples of other groups enter the result of one."""
+    reward, advantage = settings.reward, settings.advantage
+    if stage == "reward.post_process":
+        return reward.grouping not in ("group", "none") or reward.std_grouping == "batch"
+    if stage == "advantage.estimate":
+        return advantage.whiten != "none"
+    return False
+
+
+def _unknown(stage: str, settings: Settings) -> Iterator[str]:
+    """Names that no kernel goes by."""
+    for section in _SECTIONS.get(stage, ()):
+        for name, kind in kinds(SECTIONS[section]).items():
+            found = getattr(getattr(settings, section), name)
+            if kind.known and found not in kind.known:
+                known = ", ".join(map(repr, kind.known))
+                yield f"{section}.{name} is {found!r}; v2 recomputes {known}"
+
+
+def _contradictions(stage: str, settings: Settings) -> Iterator[str]:
+    checks = {"reward.post_process": _of_rewards, "loss.policy": _of_losses}
+    checks |= {"advantage.estimate": _of_advantages}
+    if stage in checks:
+        yield from checks[stage](settings)
+
+
+def _of_rewards(settings: Settings) -> Iterator[str]:
+    reward = settings.reward
+    if reward.grouping == "stride" and not reward.n_samples_per_prompt:
+        yield "reward.grouping is 'stride' and reward.n_samples_per_prompt is not stated"
+    if reward.divisor == "baseline" and reward.baseline == "none":
+        yield "reward.divisor is 'baseline' and reward.baseline is 'none'"
+    if reward.ddof not in (0, 1):
+        yield f"reward.ddof is {reward.ddof}; v2 recomputes 0 or 1"
+    if (reward.scale_from is None) != (reward.scale_to is None):
+        yield "of reward.scale_from and reward.scale_to only one is stated"
+    if reward.overlong_max_length is not None and not reward.overlong_buffer:
+        yield "reward.overlong_max_length is stated and reward.overlong_buffer is 0"
+
+
+def _of_advantages(settings: Settings) -> Iterator[str]:
+    advantage = settings.advantage
+    if advantage.kl_in_reward and advantage.estimator == "grpo":
+        yield (
+            "advantage.kl_in_reward is true and advantage.estimator is 'grpo', which has no token "
+            "rewards"
+        )
+    if advantage.estimator == "gae" and advantage.masking == "reset":
+        yield "advantage.masking is 'reset' and advantage.estimator is 'gae', which has no resets"
+    if advantage.kl_in_reward and settings.kl.coef == 0:
+        yield "advantage.kl_in_reward is true and kl.coef is 0"
+
+
+def _of_losses(settings: Settings) -> Iterator[str]:
+    loss = settings.loss
+    stated = (
+        ("use_kl_loss", "kl_loss_coef", loss.kl_loss_coef != 0),
+        ("tis", "correction", loss.correction != "none"),
+        ("opsm", "opsm_delta", loss.opsm_delta is not None),
+        ("per_token", "aggregation", loss.aggregation == "token-mean"),
+    )
+    for flag, field, on in stated:
+        said = getattr(loss, flag)
+        if said is not None and said != on:
+            yield f"loss.{flag} is {said} and loss.{field} is {getattr(loss, field)!r}"
+    if loss.opd:
+        yield "loss.opd is True; v2 does not recompute the distillation term of the loss"
+    if loss.correction != "none" and loss.correction_bounds is None:
+        yield f"loss.correction is {loss.correction!r} and loss.correction_bounds are not stated"
+    if loss.aggregation == "constant-norm" and not loss.constant_norm:
+        yield "loss.aggregation is 'constant-norm' and loss.constant_norm is not stated"
+    if loss.surrogate in ("reinforce", "sapo") and loss.dual_clip is not None:
+        yield f"loss.dual_clip is stated and loss.surrogate is {loss.surrogate!r}, which has none"
+
+
+def _reward_needs(settings: Settings, columns: Collection[str]) -> _Needs:
+    reward = settings.reward
+    by = {"group": ("group_id",), "consumer-batch": ("consumer_batch_id",)}
+    cut = ("truncated",) if reward.stop_properly_coef is not None else ()
+    return ("raw_reward", *by.get(reward.grouping, ()), *cut), ("reward",)
+
+
+def _kl_needs(settings: Settings, columns: Collection[str]) -> _Needs:
+    if settings.kl.coef == 0:
+        return (), ("kl",)
+    return (LOG_PROB_SOURCES[settings.kl.policy_source], "ref_log_probs"), ("kl",)
+
+
+def _advantage_needs(settings: Settings, columns: Collection[str]) -> _Needs:
+    reads = ["reward"]
+    if settings.advantage.kl_in_reward:
+        reads.append("kl")
+    if settings.advantage.estimator == "gae":
+        reads.append(critic_column(columns))
+    return tuple(reads), ("advantages", *(("returns",) if "returns" in columns else ()))
+
+
+def critic_column(columns: Collection[str]) -> str:
+    """The critic's values before the update: what GAE was made of."""
+    return "old_values" if "old_values" in columns else "values"
+
+
+def _policy_needs(settings: Settings, columns: Collection[str]) -> _Needs:
+    loss = settings.loss
+    old = LOG_PROB_SOURCES[loss.old_source]
+    reads = dict.fromkeys(["log_probs", "advantages"])
+    # On policy the ratio is 1 whatever was stored; REINFORCE has none.
+    if loss.ratio != "one" and loss.surrogate != "reinforce":
+        reads[old] = None
+    if loss.correction != "none" or loss.opsm_delta is not None or loss.kl_loss_weighted:
+        reads["old_log_probs"] = None
+    if loss.correction != "none":
+        reads["rollout_log_probs"] = None
+    if loss.kl_loss_coef:
+        reads["ref_log_probs"] = None
+    scalars = ["loss", "pg_loss"]
+    # Without a bonus the loss does not read the entropy, so a capture may leave it out.
+    if loss.entropy_coef != 0 or "entropy" in columns:
+        reads["entropy"] = None
+        scalars.append("entropy_loss")
+    if old in reads and loss.surrogate == "ppo-clip":
+        scalars += ["pg_clipfrac", "ppo_kl"]
+    if loss.kl_loss_coef:
+        scalars.append("kl_loss")
+    return tuple(reads), tuple(scalars)
+
+
+def _value_needs(settings: Settings, columns: Collection[str]) -> _Needs:
+    old = ("old_values",) if settings.value.clip is not None else ()
+    return ("values", *old, "returns"), ("value_loss",)
+
+
+_NEEDS: dict[str, Callable[[Settings, Collection[str]], _Needs]] = {
+    "reward.raw": lambda settings, columns: (("raw_reward",), ()),
+    "reward.post_process": _reward_needs,
+    "advantage.kl": _kl_needs,
+    "advantage.estimate": _advantage_needs,
+    "loss.policy": _policy_needs,
+    "loss.value": _value_needs,
+}

@@ -1,0 +1,26 @@
+"""The arithmetic that settings describe, put together from kernels: pure functions of tensors."""
+
+from trajreplay.stages.compose.advantages import (
+    AdvantageInputs,
+    Estimate,
+    estimate_advantages,
+    kl_tokens,
+)
+from trajreplay.stages.compose.bounded import plain_errors, plain_terms
+from trajreplay.stages.compose.losses import policy_terms, value_terms
+from trajreplay.stages.compose.rewards import RewardInputs, processed_rewards
+from trajreplay.stages.compose.rounding import evaluation_slack
+
+__all__ = [
+    "AdvantageInputs",
+    "Estimate",
+    "RewardInputs",
+    "estimate_advantages",
+    "evaluation_slack",
+    "kl_tokens",
+    "plain_errors",
+    "plain_terms",
+    "policy_terms",
+    "processed_rewards",
+    "value_terms",
+]

@@ -1,0 +1,138 @@
+"""A worked example: what the settings of a stage make of a few numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trajreplay.schema import Settings, TrajReplayError, with_changes
+from trajreplay.schema.identity import ParallelCoordinates
+from trajreplay.stages.capability import LOG_PROB_SOURCES, ability
+from trajreplay.stages.compose.advantages import (
+    AdvantageInputs,
+    estimate_advantages,
+    kl_tokens,
+)
+from trajreplay.stages.compose.losses import policy_terms, value_terms
+from trajreplay.stages.compose.rewards import RewardInputs, processed_rewards
+from trajreplay.stages.kernels import seq_mean_token_mean
+
+# Five samples: a group of four and a lone one, whose reward is large; the second is truncated.
+_REWARDS = [1.0, 0.0, 0.0, 0.5, 12.0]
+_LENGTHS = [2, 3, 1, 2, 1]
+_GROUPS = [0, 0, 0, 0, 1]
+_COLUMNS = {
+    "log_probs": [-0.9, -1.5, -0.3, -2.2, -0.7, -1.0, -0.4, -6.0, -0.2],
+    "old_log_probs": [-1.2, -1.0, -0.4, -2.0, -2.2, -1.0, -0.5, -6.1, -0.2],
+    "rollout_log_probs": [-1.3, -0.6, -0.5, -2.1, -2.0, -1.4, -0.5, -4.0, -0.2],
+    "ref_log_probs": [-1.1, -1.2, -0.4, -2.4, -0.9, -1.1, -0.4, -0.5, -0.3],
+    "entropy": [1.0, 1.5, 0.5, 2.0, 0.8, 1.2, 0.6, 2.5, 0.4],
+    "advantages": [1.0, 1.0, -1.0, -1.0, -1.0, -1.0, 0.5, 0.5, 0.0],
+    "values": [0.5, 1.5, -0.2, 0.1, 0.3, 0.2, 0.9, 0.4, 0.1],
+    "old_values": [0.4, 0.9, 0.3, 0.1, 0.2, 0.2, 0.2, 0.4, 0.1],
+    "returns": [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.5, 0.5, 12.0],
+}
+_MASK = [1, 1, 1, 0, 1, 1, 1, 1, 1]
+N_SAMPLES_PER_PROMPT = 4
+
+
+def worked_number(settings: Settings, section: str) -> float | None:
+    """One number that a section of the settings decides, on the example.
+
+    Args:
+        settings: The arithmetic; `n_samples_per_prompt` is the example's where it is not stated.
+        section: reward, kl, advantage, loss or value.
+
+    Returns:
+        reward: the sum of |processed reward|; kl: the mean KL of a token; advantage: the sum of
+        |advantage| over trained tokens; loss, value: the loss. None where the settings contradict
+        each other, or a term takes more than the example has.
+    """
+    if settings.reward.n_samples_per_prompt is None:
+        changes = {"reward.n_samples_per_prompt": N_SAMPLES_PER_PROMPT}
+        settings = with_changes(settings, changes)
+    stage, number = _NUMBERS[section]
+    if ability(stage, settings, ParallelCoordinates(), tuple(_COLUMNS)).capability != "recompute":
+        return None
+    try:
+        return float(number(settings))
+    except TrajReplayError:
+        return None
+
+
+def _reward(settings: Settings) -> Tensor:
+    stride = torch.arange(len(_REWARDS)) // (settings.reward.n_samples_per_prompt or 1)
+    one = torch.zeros(len(_REWARDS), dtype=torch.int64)
+    groups = {"group": torch.tensor(_GROUPS), "stride": stride}
+    truncated = torch.tensor([False, True, False, False, False])
+    given = RewardInputs(
+        groups.get(settings.reward.grouping, one), one, torch.tensor(_LENGTHS), truncated
+    )
+    return processed_rewards(settings.reward, torch.tensor(_REWARDS).double(), given).abs().sum()
+
+
+def _kl_tokens(settings: Settings) -> Tensor:
+    kl, columns = settings.kl, _columns()
+    if kl.coef == 0:
+        return torch.zeros(len(_MASK)).double()
+    source = LOG_PROB_SOURCES[kl.policy_source]
+    return kl_tokens(kl, columns[source], columns["ref_log_probs"])
+
+
+def _advantage(settings: Settings) -> Tensor:
+    mask = torch.tensor(_MASK) != 0
+    given = AdvantageInputs(
+        torch.tensor(_REWARDS).double(),
+        mask,
+        _offsets(),
+        whitened_with=torch.zeros(len(_MASK), dtype=torch.int64),
+        kl=_kl_tokens(settings),
+        kl_coef=settings.kl.coef,
+        values=_columns()["old_values"],
+    )
+    return estimate_advantages(settings.advantage, given).advantages[mask].abs().sum()
+
+
+def _loss(settings: Settings) -> Tensor:
+    loss, mask = settings.loss, torch.tensor(_MASK) != 0
+    terms = policy_terms(loss, _columns(), mask, _offsets())
+    coefs = {"pg_loss": 1.0, "kl_loss": loss.kl_loss_coef, "entropy_loss": -loss.entropy_coef}
+    tokens = sum(coef * terms[name] for name, coef in coefs.items() if name in terms)
+    assert isinstance(tokens, Tensor)
+    return _aggregated(settings, tokens)
+
+
+def _value(settings: Settings) -> Tensor:
+    return _aggregated(settings, value_terms(settings.value, _columns())["value_loss"])
+
+
+def _aggregated(settings: Settings, tokens: Tensor) -> Tensor:
+    loss, mask = settings.loss, torch.tensor(_MASK).double()
+    means = seq_mean_token_mean(tokens, mask, _offsets())
+    if loss.aggregation == "constant-norm":
+        return means.numerator.sum() / float(loss.constant_norm or 1.0)
+    by_mean = loss.aggregation == "seq-mean-token-mean"
+    total = (means.mean if by_mean else means.numerator).sum()
+    if loss.batch_reduction == "sum":
+        return total
+    return total / (mask.sum() if loss.aggregation == "token-mean" else len(_LENGTHS))
+
+
+def _columns() -> dict[str, Tensor]:
+    return {name: torch.tensor(values).double() for name, values in _COLUMNS.items()}
+
+
+def _offsets() -> Tensor:
+    return torch.tensor([0, *_LENGTHS]).cumsum(0)
+
+
+_NUMBERS: dict[str, tuple[str, Callable[[Settings], Any]]] = {
+    "reward": ("reward.post_process", _reward),
+    "kl": ("advantage.kl", lambda settings: _kl_tokens(settings).mean()),
+    "advantage": ("advantage.estimate", _advantage),
+    "loss": ("loss.policy", _loss),
+    "value": ("loss.value", _value),
+}

@@ -1,0 +1,165 @@
+"""The loss terms of every sample of a block, what sums of them are divided by, and their errors."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from trajreplay.schema.entry import Output
+from trajreplay.stages.block import Block
+from trajreplay.stages.capability import is_plain
+from trajreplay.stages.compose import (
+    evaluation_slack,
+    plain_errors,
+    plain_terms,
+    policy_terms,
+    value_terms,
+)
+from trajreplay.stages.coverage import POLICY
+from trajreplay.stages.kernels import (
+    MaskedMean,
+    MeanError,
+    policy_loss,
+    segment_sum,
+    seq_mean_token_mean,
+)
+
+
+class SampleLosses:
+    """The exact loss terms of every sample of a block, and how far float32 may be off.
+
+    Args:
+        block: The cohorts.
+        stage: `loss.policy` or `loss.value`.
+        replaced: Columns to read instead of the recorded ones.
+    """
+
+    def __init__(self, block: Block, stage: str, replaced: dict[str, Tensor]) -> None:
+        self._stage = stage
+        self._settings, self._value = block.settings.loss, block.settings.value
+        self._plain = stage == POLICY and is_plain(stage, block.settings)
+        self._offsets = block.packed.offsets
+        self._mask = replaced.get("loss_mask", block.packed.mask)
+        self._weights = self._mask.double() if "loss_mask" in replaced else block.packed.weights
+        self._columns = {
+            name: replaced[name] if name in replaced else block.packed.tokens(name)
+            for name in block.cohorts[0].abilities[stage].reads
+        }
+        self._tokens = self._terms(self._columns)
+        self._summed: tuple[Tensor, dict[str, float]] | None = None
+
+    def _terms(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
+        if self._plain:
+            return plain_terms(self._settings, columns)
+        if self._stage != POLICY:
+            return value_terms(self._value, columns)
+        return policy_terms(self._settings, columns, self._mask, self._offsets)
+
+    @cached_property
+    def means(self) -> dict[str, MaskedMean]:
+        """Masked mean, numerator and denominator of each sample, by field."""
+        return self._with_loss(self._means(self._tokens))
+
+    def _means(self, tokens: dict[str, Tensor]) -> dict[str, MaskedMean]:
+        counts = None
+        means: dict[str, MaskedMean] = {}
+        for name, values in tokens.items():
+            means[name] = seq_mean_token_mean(
+                values.double(), self._weights, self._offsets, denominator=counts
+            )
+            counts = means[name].denominator
+        return means
+
+    def _with_loss(self, means: dict[str, MaskedMean]) -> dict[str, MaskedMean]:
+        """The means and that of the whole loss: its terms, each with its coefficient."""
+        if self._stage != POLICY:
+            return means
+        settings, loss = self._settings, means["pg_loss"]
+        if (entropy := means.get("entropy_loss")) is not None:
+            coef = settings.entropy_coef
+            loss = MaskedMean(
+                policy_loss(loss.mean, entropy.mean, entropy_coef=coef),
+                policy_loss(loss.numerator, entropy.numerator, entropy_coef=coef),
+                loss.denominator,
+            )
+        if (kl := means.get("kl_loss")) is not None:
+            coef = settings.kl_loss_coef
+            loss = MaskedMean(
+                loss.mean + coef * kl.mean, loss.numerator + coef * kl.numerator, loss.denominator
+            )
+        return means | {"loss": loss}
+
+    def totals(self, samples: Tensor) -> dict[str, float]:
+        """What recorded scalars are made of: sums over samples, by field.
+
+        Args:
+            samples: (K,) int64. Packed sample numbers; asked again with the same tensor, the
+                answer is kept.
+        """
+        if self._summed is None or self._summed[0] is not samples:
+            sums = self._stacked[:, samples].sum(1).tolist()
+            self._summed = samples, dict(zip(self.means, sums, strict=True))
+        return self._summed[1]
+
+    @property
+    def _by_mean(self) -> bool:
+        """Whether a sample enters with its mean over tokens, not with its sum."""
+        return self._settings.aggregation == "seq-mean-token-mean"
+
+    @cached_property
+    def _stacked(self) -> Tensor:
+        found = self.means.values()
+        return torch.stack([one.mean if self._by_mean else one.numerator for one in found])
+
+    def count(self, samples: Tensor) -> float:
+        """What a mean over samples divides by, unless another number is recorded."""
+        settings = self._settings
+        if self._by_mean and settings.denominator_rows == "all":
+            return float(len(samples))
+        trained = self._trained[samples]
+        if settings.aggregation == "token-mean":
+            return float(trained.sum())
+        with_tokens = settings.denominator_rows == "with-tokens"
+        return float((trained > 0.0).sum()) if with_tokens else float(len(samples))
+
+    @cached_property
+    def _trained(self) -> Tensor:
+        return segment_sum(self._weights, self._offsets)
+
+    def divisor(self, output: Output, samples: Tensor) -> float:
+        """What the sum over the samples of an output was divided by; NaN where by nothing."""
+        if self._settings.aggregation == "constant-norm":
+            return float(self._settings.constant_norm or torch.nan)
+        if output.reduction == "sum":
+            return 1.0
+        found = self.count(samples) if output.denominator is None else output.denominator
+        return found or torch.nan
+
+    def total_errors(self, name: str, samples: Tensor) -> MeanError:
+        """How far what samples add to a total may be off."""
+        found = self.errors[name]
+        if self._by_mean:
+            return MeanError(found.error[samples], found.absolute[samples])
+        counts = self.means[name].denominator[samples]
+        return MeanError(found.error[samples] * counts, found.absolute[samples] * counts)
+
+    @cached_property
+    def errors(self) -> dict[str, MeanError]:
+        """How far each sample's mean may be off, by field."""
+        if self._plain:
+            return plain_errors(self._settings, self._columns, self._mask, self._offsets)
+        narrow = {name: values.float() for name, values in self._columns.items()}
+        rounded = self._with_loss(self._means(self._terms(narrow)))
+        sizes = self._means({name: values.abs() for name, values in self._tokens.items()})
+        absolute = {name: one.mean for name, one in sizes.items()}
+        if self._stage == POLICY:
+            coefs = {"entropy_loss": self._settings.entropy_coef}
+            coefs |= {"pg_loss": 1.0, "kl_loss": self._settings.kl_loss_coef}
+            terms = [abs(coefs[name]) * one for name, one in absolute.items() if name in coefs]
+            absolute["loss"] = torch.stack(terms).sum(0)
+        return {
+            name: MeanError(evaluation_slack(exact.mean, rounded[name].mean), absolute[name])
+            for name, exact in self.means.items()
+        }

@@ -1,0 +1,100 @@
+"""Profiles and the kinds of settings: every field has one, and what is stored comes back."""
+
+import json
+import re
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trajreplay import SchemaError, Settings, profile, with_changes
+from trajreplay.schema.canonical import dump_signed, load_signed
+from trajreplay.schema.settings import PROFILES, SECTIONS, differences
+from trajreplay.schema.settings.knobs import Kind, kinds
+
+FIELDS = [(section, name) for section, kind in SECTIONS.items() for name in kinds(kind)]
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+BY_KIND: dict[str, st.SearchStrategy[Any]] = {
+    "flag": st.booleans(),
+    "number": NUMBERS,
+    "count": st.integers(0, 2**31),
+    "interval": st.tuples(NUMBERS, NUMBERS).map(lambda pair: tuple(sorted(pair))),
+}
+WRONG: dict[str, tuple[Any, ...]] = {
+    "name": ("", 1, True),
+    "flag": (1, 0, "true"),
+    "number": ("0.5", True, float("nan"), float("inf")),
+    "count": (-1, 1.0, True, "8"),
+    "interval": ((2.0, 1.0), (1.0,), [0.0, 1.0], 0.5),
+}
+
+
+def _values(kind: Kind) -> st.SearchStrategy[Any]:
+    found = st.sampled_from(kind.known) if kind.known else BY_KIND[kind.what]
+    return st.none() | found if kind.optional else found
+
+
+@st.composite
+def changed_settings(draw: st.DrawFn) -> Settings:
+    chosen = draw(st.sets(st.sampled_from(FIELDS), max_size=6))
+    return with_changes(
+        Settings(),
+        {
+            f"{section}.{name}": draw(_values(kinds(SECTIONS[section])[name]))
+            for section, name in sorted(chosen)
+        },
+    )
+
+
+@given(changed_settings())
+def test_settings_come_back_from_a_signed_tree_as_they_were(settings: Settings) -> None:
+    stored = load_signed(dump_signed({"settings": settings.to_json()}), "x")["settings"]
+    assert Settings.from_json(stored) == settings
+    assert differences(Settings.from_json(json.loads(json.dumps(stored))), settings) == {}
+
+
+@pytest.mark.parametrize(("section", "name"), FIELDS)
+def test_a_value_of_another_kind_is_refused_by_name(section: str, name: str) -> None:
+    kind = kinds(SECTIONS[section])[name]
+    for wrong in WRONG[kind.what]:
+        with pytest.raises(
+            SchemaError, match=rf"{name} is .*, expected {re.escape(kind.expected)}"
+        ):
+            with_changes(Settings(), {f"{section}.{name}": wrong})
+    if not kind.optional:
+        with pytest.raises(SchemaError, match=f"{name} is None"):
+            with_changes(Settings(), {f"{section}.{name}": None})
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_field_is_documented(section: str) -> None:
+    doc = SECTIONS[section].__doc__ or ""
+    assert not [one.name for one in fields(SECTIONS[section]) if one.name not in doc]
+    for name, kind in kinds(SECTIONS[section]).items():
+        named = [one for one in kind.known if f"`{one}`" in doc]
+        assert len(named) == len(kind.known) or f"As `kl.{name.removeprefix('kl_loss_')}`" in doc
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_profile_is_found_with_and_without_its_version(name: str) -> None:
+    found = profile(name)
+    assert profile(found.label) is found
+    with pytest.raises(SchemaError, match=f"no profile '{name}@0'"):
+        profile(f"{name}@0")
+
+
+def test_profiles_differ_where_frameworks_do() -> None:
+    found = differences(profile("relax").settings, profile("verl").settings)
+    assert found["loss.dual_clip"] == (None, 3.0)
+    assert found["reward.lone"] == ("zero", "keep")
+    assert "reward.epsilon" not in found
+    epsilons = {name: one.settings.reward.epsilon for name, one in PROFILES.items()}
+    assert (epsilons["trl"], epsilons["openrlhf"], epsilons["slime"]) == (1e-4, 1e-9, 1e-6)
+
+
+@pytest.mark.parametrize("label", ["reward.nothing", "nothing.epsilon", "epsilon"])
+def test_a_setting_that_there_is_not_is_refused_by_name(label: str) -> None:
+    with pytest.raises(SchemaError, match=f"no setting '{label}'"):
+        with_changes(Settings(), {label: 1})
