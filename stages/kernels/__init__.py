@@ -10,7 +10,21 @@ from trajreplay.stages.kernels.aggregate import (
     seq_mean_token_mean,
     seq_mean_token_mean_error,
 )
+from trajreplay.stages.kernels.clipping import (
+    CispoLoss,
+    ClipLoss,
+    cispo_loss,
+    clip_loss,
+    policy_gradient_loss,
+)
 from trajreplay.stages.kernels.components import decoupled_rewards, summed_rewards
+from trajreplay.stages.kernels.correction import (
+    BoundedWeights,
+    bound_weights,
+    importance_weights,
+    normalised_weights,
+)
+from trajreplay.stages.kernels.counts import shared_tokens, trained_tokens
 from trajreplay.stages.kernels.estimators import (
     broadcast_advantages,
     distillation_advantages,
@@ -19,12 +33,20 @@ from trajreplay.stages.kernels.estimators import (
     pass_at_k_rewards,
 )
 from trajreplay.stages.kernels.gae import Gae, gae_advantages, length_adaptive_lambda
+from trajreplay.stages.kernels.gates import GatedLoss, dppo_loss, kl_cov_loss, sapo_loss
 from trajreplay.stages.kernels.groups import constant_groups
 from trajreplay.stages.kernels.kl import approx_kl, approx_kl_error
+from trajreplay.stages.kernels.kl_loss import weighted_kl
+from trajreplay.stages.kernels.m2po import M2poLoss, m2po_keep, m2po_loss
+from trajreplay.stages.kernels.masked import sample_values
 from trajreplay.stages.kernels.normalise import normalise_rewards
+from trajreplay.stages.kernels.off_policy import OffPolicyKeep, off_policy_keep, proximal_log_probs
 from trajreplay.stages.kernels.optimal_baseline import optimal_token_advantages
 from trajreplay.stages.kernels.policy import PpoClip, PpoClipError, ppo_clip, ppo_clip_error
 from trajreplay.stages.kernels.precision import UNIT_ROUNDOFF, accumulation_factor, half_ulp
+from trajreplay.stages.kernels.ratio import log_ratio, sequence_log_ratio
+from trajreplay.stages.kernels.reduction import Reduction, sequence_mean, set_mean, token_mean
+from trajreplay.stages.kernels.rejection import DivergenceKeep, divergence_keep, veto
 from trajreplay.stages.kernels.returns import (
     discounted_returns,
     kl_penalised_advantages,
@@ -32,6 +54,7 @@ from trajreplay.stages.kernels.returns import (
     token_rewards,
 )
 from trajreplay.stages.kernels.rewards import group_rewards, group_rewards_error
+from trajreplay.stages.kernels.sample_losses import GmpoLoss, VespoLoss, gmpo_loss, vespo_loss
 from trajreplay.stages.kernels.segments import (
     check_segments,
     check_shapes,
@@ -47,46 +70,75 @@ from trajreplay.stages.kernels.shaping import (
     scale_rewards,
     truncation_rewards,
 )
+from trajreplay.stages.kernels.value import ValueLoss, value_loss
 from trajreplay.stages.kernels.whitening import clip_advantages, whiten
 
 __all__ = [
     "UNIT_ROUNDOFF",
+    "BoundedWeights",
+    "CispoLoss",
+    "ClipLoss",
+    "DivergenceKeep",
     "Gae",
+    "GatedLoss",
+    "GmpoLoss",
+    "M2poLoss",
     "MaskedMean",
     "MeanError",
+    "OffPolicyKeep",
     "PpoClip",
     "PpoClipError",
+    "Reduction",
+    "ValueLoss",
+    "VespoLoss",
     "accumulation_factor",
     "approx_kl",
     "approx_kl_error",
+    "bound_weights",
     "broadcast_advantages",
     "check_segments",
     "check_shapes",
+    "cispo_loss",
     "clip_advantages",
+    "clip_loss",
     "clip_rewards",
     "constant_groups",
     "cost_penalised_rewards",
     "decoupled_rewards",
     "discounted_returns",
     "distillation_advantages",
+    "divergence_keep",
+    "dppo_loss",
     "gae_advantages",
+    "gmpo_loss",
     "gpg_rewards",
     "group_rewards",
     "group_rewards_error",
     "grpo_advantages",
     "half_ulp",
+    "importance_weights",
+    "kl_cov_loss",
     "kl_penalised_advantages",
     "length_adaptive_lambda",
+    "log_ratio",
+    "m2po_keep",
+    "m2po_loss",
     "normalise_rewards",
+    "normalised_weights",
+    "off_policy_keep",
     "optimal_token_advantages",
     "overlong_penalty",
     "override_advantages",
     "pass_at_k_rewards",
+    "policy_gradient_loss",
     "policy_loss",
     "policy_loss_error",
     "ppo_clip",
     "ppo_clip_error",
+    "proximal_log_probs",
     "remax_advantages",
+    "sample_values",
+    "sapo_loss",
     "scale_rewards",
     "scatter_sum",
     "scatter_sum_error",
@@ -95,8 +147,18 @@ __all__ = [
     "segment_sum",
     "seq_mean_token_mean",
     "seq_mean_token_mean_error",
+    "sequence_log_ratio",
+    "sequence_mean",
+    "set_mean",
+    "shared_tokens",
     "summed_rewards",
+    "token_mean",
     "token_rewards",
+    "trained_tokens",
     "truncation_rewards",
+    "value_loss",
+    "vespo_loss",
+    "veto",
+    "weighted_kl",
     "whiten",
 ]

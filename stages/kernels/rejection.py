@@ -14,14 +14,14 @@ from trajreplay.stages.kernels.segments import check_shapes
 METRICS = ("ratio", *ESTIMATORS)
 
 
-class Rejection(NamedTuple):
+class DivergenceKeep(NamedTuple):
     """Whether each token is kept, and what it was judged by."""
 
     keep: Tensor
     criterion: Tensor
 
 
-def rejection(
+def divergence_keep(
     log_weights: Tensor,
     mask: Tensor,
     offsets: Tensor,
@@ -33,7 +33,7 @@ def rejection(
     reverse: bool = False,
     log_ratio_clamp: tuple[float, float] | None = None,
     epsilon: float = 0.0,
-) -> Rejection:
+) -> DivergenceKeep:
     """Keep the tokens, or the samples, whose divergence lies within bounds.
 
         keep = low <= c <= high      d = old - rollout, or rollout - old if reverse
@@ -74,13 +74,13 @@ def rejection(
     >>> d = torch.tensor([3.0, 0.4, 0.25]).log()
     >>> bounds = {"low": math.log(0.5), "high": math.log(5.0)}
     >>> mask, offsets = torch.ones(3), torch.tensor([0, 3])
-    >>> rejection(d, mask, offsets, metric="k1", reverse=True, **bounds).keep
+    >>> divergence_keep(d, mask, offsets, metric="k1", reverse=True, **bounds).keep
     tensor([False,  True,  True])
     """
-    check_shapes("rejection", log_weights=(log_weights, "N"), mask=(mask, "N"))
-    check_option("rejection", "metric", metric, METRICS)
-    check_option("rejection", "statistic", statistic, STATISTICS)
-    check_range("rejection", "the interval kept", low, high)
+    check_shapes("divergence_keep", log_weights=(log_weights, "N"), mask=(mask, "N"))
+    check_option("divergence_keep", "metric", metric, METRICS)
+    check_option("divergence_keep", "statistic", statistic, STATISTICS)
+    check_range("divergence_keep", "the interval kept", low, high)
     d = -log_weights if reverse else log_weights
     if log_ratio_clamp is not None:
         d = d.clamp(*log_ratio_clamp)
@@ -94,7 +94,7 @@ def rejection(
         keep &= criterion >= low
     if high is not None:
         keep &= criterion <= high
-    return Rejection(keep, criterion)
+    return DivergenceKeep(keep, criterion)
 
 
 def veto(log_weights: Tensor, mask: Tensor, offsets: Tensor, *, threshold: float) -> Tensor:

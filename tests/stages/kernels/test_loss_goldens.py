@@ -9,7 +9,7 @@ from trajreplay.stages.kernels.correction import bound_weights, importance_weigh
 from trajreplay.stages.kernels.kl_loss import weighted_kl
 from trajreplay.stages.kernels.ratio import log_ratio, sequence_log_ratio
 from trajreplay.stages.kernels.reduction import sequence_mean, token_mean
-from trajreplay.stages.kernels.rejection import rejection, veto
+from trajreplay.stages.kernels.rejection import divergence_keep, veto
 
 # The last token of the second sample is masked and holds what it may.
 OFFSETS = torch.tensor([0, 3, 6])
@@ -106,7 +106,7 @@ def test_weights_that_are_truncated_while_tokens_are_rejected() -> None:
     assert truncated[:5].tolist() == pytest.approx(expected, rel=3e-7)
     kept = bound_weights(weights, low=0.7, high=1.3, action="reject").keep
     assert (kept & MASK.bool()).tolist() == [True, True, False, True, False, False]
-    same = rejection(LOG_WEIGHTS, MASK, OFFSETS, low=0.7, high=1.3).keep
+    same = divergence_keep(LOG_WEIGHTS, MASK, OFFSETS, low=0.7, high=1.3).keep
     assert same.equal(kept)
     assert veto(LOG_WEIGHTS, MASK, OFFSETS, threshold=0.7).tolist() == [True] * 3 + [False] * 3
 

@@ -24,7 +24,7 @@ from trajreplay.stages.kernels.masked import sample_values
 from trajreplay.stages.kernels.off_policy import off_policy_keep, proximal_log_probs
 from trajreplay.stages.kernels.ratio import log_ratio, sequence_log_ratio
 from trajreplay.stages.kernels.reduction import sequence_mean, set_mean, token_mean
-from trajreplay.stages.kernels.rejection import rejection, veto
+from trajreplay.stages.kernels.rejection import divergence_keep, veto
 from trajreplay.stages.kernels.sample_losses import gmpo_loss, vespo_loss
 from trajreplay.stages.kernels.value import value_loss
 
@@ -88,7 +88,7 @@ def over_tokens(batch: Batch) -> tuple[Tensor, ...]:
         *bound_weights(weights, low=0.5, high=2.0, action="reject"),
         normalised_weights(weights, *rest, index=batch.index, size=SETS),
         normalised_weights(weights, *rest, level="sequence", index=batch.index, size=SETS),
-        *rejection(d, *rest, metric="k3", statistic="max", high=0.1),
+        *divergence_keep(d, *rest, metric="k3", statistic="max", high=0.1),
         veto(d, *rest, threshold=0.6),
         m2po_keep(d, *rest, threshold=0.04, index=batch.index, size=SETS),
         *m2po_loss(ratio, advantages, *rest, budget=0.05, index=batch.index, size=SETS)[:2],

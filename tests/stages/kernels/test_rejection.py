@@ -9,7 +9,7 @@ from tests.helpers import reference_means
 from tests.helpers.packed import Packed, float32s, packed, pools
 from trajreplay.schema import StageError
 from trajreplay.stages.kernels.masked import STATISTICS
-from trajreplay.stages.kernels.rejection import METRICS, rejection, veto
+from trajreplay.stages.kernels.rejection import METRICS, divergence_keep, veto
 
 LOG_WEIGHTS = pools(float32s(-30.0, 30.0) | float32s(-0.5, 0.5), size=15)
 
@@ -31,7 +31,7 @@ def test_equals_a_loop_over_samples(
     clamp: tuple[float, float] | None,
 ) -> None:
     log_weights = rows.tensor(pool)
-    found = rejection(
+    found = divergence_keep(
         log_weights,
         rows.mask,
         rows.offsets,
@@ -66,7 +66,7 @@ def test_the_veto_equals_a_loop_over_samples(rows: Packed, pool: list[float]) ->
 
 def test_golden_interval_of_k1_is_that_of_the_inverse_weight() -> None:
     """G22."""
-    found = rejection(
+    found = divergence_keep(
         torch.tensor([3.0, 0.4, 0.25]).log(),
         torch.ones(3),
         torch.tensor([0, 3]),
@@ -83,16 +83,16 @@ def test_a_sample_without_trained_tokens_is_judged_by_0() -> None:
     nan, mask = torch.tensor([math.nan]), torch.zeros(1)
     offsets = torch.tensor([0, 1, 1])
     for statistic in ("sum", "mean", "max"):
-        found = rejection(nan, mask, offsets, metric="k3", statistic=statistic, high=0.5)
+        found = divergence_keep(nan, mask, offsets, metric="k3", statistic=statistic, high=0.5)
         assert found.keep.tolist() == [True]
-        ratio = rejection(nan, mask, offsets, statistic=statistic, high=0.5)
+        ratio = divergence_keep(nan, mask, offsets, statistic=statistic, high=0.5)
         assert ratio.criterion.tolist() == [1.0]
     assert veto(nan, mask, offsets, threshold=0.5).tolist() == [True]
 
 
 def test_an_undefined_trained_token_is_left_out_and_not_vetoed() -> None:
     nan, offsets = torch.tensor([math.nan, 0.0]), torch.tensor([0, 1, 2])
-    assert rejection(nan, torch.ones(2), offsets, high=2.0).keep.tolist() == [False, True]
+    assert divergence_keep(nan, torch.ones(2), offsets, high=2.0).keep.tolist() == [False, True]
     assert veto(nan, torch.ones(2), offsets, threshold=0.5).tolist() == [True, True]
 
 
@@ -100,7 +100,7 @@ def test_an_undefined_trained_token_is_left_out_and_not_vetoed() -> None:
 def test_the_dtype_is_kept_and_inputs_are_not_changed(dtype: torch.dtype) -> None:
     values, offsets = torch.tensor([0.5, 3.0], dtype=dtype), torch.tensor([0, 2])
     for metric in METRICS:
-        found = rejection(values, torch.ones(2), offsets, metric=metric, high=2.0)
+        found = divergence_keep(values, torch.ones(2), offsets, metric=metric, high=2.0)
         assert found.criterion.dtype == dtype
         found.criterion.zero_()
     assert values.tolist() == [0.5, 3.0]
@@ -109,11 +109,11 @@ def test_the_dtype_is_kept_and_inputs_are_not_changed(dtype: torch.dtype) -> Non
 def test_bad_arguments_are_refused() -> None:
     one, offsets = torch.ones(1), torch.tensor([0, 1])
     with pytest.raises(StageError, match="no metric 'abs', expected one of ratio, k1, k2, k3"):
-        rejection(one, one, offsets, metric="abs", high=1.0)
+        divergence_keep(one, one, offsets, metric="abs", high=1.0)
     with pytest.raises(StageError, match="no statistic 'seq', expected one of token, sum"):
-        rejection(one, one, offsets, statistic="seq", high=1.0)
+        divergence_keep(one, one, offsets, statistic="seq", high=1.0)
     with pytest.raises(StageError, match="the interval kept has no end"):
-        rejection(one, one, offsets)
+        divergence_keep(one, one, offsets)
     with pytest.raises(StageError, match=r"threshold is 0\.0, expected more than 0"):
         veto(one, one, offsets, threshold=0.0)
     with pytest.raises(StageError, match="mask has 2 along N, expected 1"):
