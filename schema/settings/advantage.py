@@ -58,7 +58,8 @@ class AdvantageSettings:
             added to the deviation (`std`).
         whiten_one_pass: Whether the variance is taken as E[x^2] - E[x]^2 (slime, Relax).
         whiten_short: What is done where too few tokens count for a deviation: `raise`, and the
-            cohort is refused; `biased`, a single token is divided by their number; or `nan`.
+            cohort is refused; `biased`, a single token is divided by their number; `keep` them as
+            they are; or `nan`.
         clip: Bounds of the advantages, after whitening.
     """
 
@@ -74,5 +75,5 @@ class AdvantageSettings:
     whiten_epsilon: float = number(1e-8)
     whiten_form: str = name("added", "floored", "std")
     whiten_one_pass: bool = flag(False)
-    whiten_short: str = name("raise", "biased", "nan")
+    whiten_short: str = name("raise", "biased", "keep", "nan")
     clip: Interval | None = interval(None)

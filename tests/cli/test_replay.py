@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.captures import record, sample
-from tests.helpers.cli import Outcome, run
+from tests.helpers.cli import Outcome, interrupted, run
 from tests.helpers.small_lakes import REWARD_STAGES, faulty_lake, gappy_lake, healthy_lake, rollout
 from trajreplay import Lake, ParallelCoordinates, RecomputeConfig
 
@@ -251,9 +251,11 @@ REFUSED: dict[str, tuple[Callable[[Lake], object], str]] = {
     "members not captured": (lambda lake: rollout(lake, cohort_size=3), "cohort_size 3"),
     "another estimator": (
         lambda lake: rollout(
-            lake, settings=RecomputeConfig(advantage_estimator="gae"), stages=["advantage.estimate"]
+            lake,
+            settings=RecomputeConfig(advantage_estimator="sarsa"),
+            stages=["advantage.estimate"],
         ),
-        "gae",
+        "sarsa",
     ),
     "context parallelism": (
         lambda lake: rollout(lake, parallel=ParallelCoordinates(context_size=2)),
@@ -287,3 +289,9 @@ def test_names_from_a_lake_cannot_steer_the_terminal(tmp_path: Path) -> None:
     outcome = replay(Path(lake.path))
     assert outcome.code == 1
     assert "reward s-\\u202e[red]\\u2066x (g-0, rank 0)" in outcome.out
+
+
+def test_an_interrupt_ends_an_expensive_predicate(lake: Path, tmp_path: Path) -> None:
+    where = "(select count(*) from range(100000000000) t(a) where a % 7 = rollout_id) > reward"
+    outcome = interrupted("replay", "--lake", lake, "--where", where, tmp=tmp_path)
+    assert outcome == Outcome(130, "", "\nInterrupted.\n")
