@@ -16,6 +16,7 @@ from trajreplay.stages.kernels import (
     group_rewards_error,
     half_ulp,
     scatter_sum,
+    segment_sum,
 )
 from trajreplay.stages.outputs import echoed_looks
 from trajreplay.stages.report import Divergence, Finding
@@ -144,7 +145,8 @@ def _inputs(block: Block) -> RewardInputs:
     group = by_grouping.get(settings.grouping, lambda: packed.cohorts)()
     cut = settings.stop_properly_coef is not None
     truncated = packed.scalars("truncated") != 0 if cut else None
-    return RewardInputs(group, packed.cohorts, packed.lengths, truncated)
+    trained = segment_sum(packed.weights, packed.offsets)
+    return RewardInputs(group, packed.cohorts, packed.lengths, trained, truncated)
 
 
 def _group_size_looks(block: Block, disagree: Tensor | None) -> list[Look]:

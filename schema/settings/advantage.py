@@ -58,8 +58,8 @@ class AdvantageSettings:
             added to the deviation (`std`).
         whiten_one_pass: Whether the variance is taken as E[x^2] - E[x]^2 (slime, Relax).
         whiten_short: What is done where too few tokens count for a deviation: `raise`, and the
-            cohort is refused; `biased`, a single token is divided by their number; `keep` them as
-            they are; or `nan`.
+            cohort is refused; `biased`, a single token is divided by their number; `keep`, which
+            leaves a set without any as it is; or `nan`.
         clip: Bounds of the advantages, after whitening.
     """
 

@@ -32,7 +32,8 @@ class RewardSettings:
         missing: A reward that is NaN: `keep`, and its group is NaN; `exclude` it from statistics.
         clip_before: Bounds of the reward before it is centred.
         clip_after: Bounds of the result.
-        overlong_max_length: Response tokens allowed; None for no overlong penalty.
+        overlong_max_length: Tokens allowed; None for no overlong penalty.
+        overlong_counts: Which tokens: of the whole `response`, or the `trained` ones alone.
         overlong_buffer: Tokens before that from which on the penalty rises.
         overlong_penalty: Penalty at the end of the buffer.
         overlong_floored: Whether it grows no further beyond (OpenRLHF).
@@ -56,6 +57,7 @@ class RewardSettings:
     clip_before: Interval | None = interval(None)
     clip_after: Interval | None = interval(None)
     overlong_max_length: int | None = count(None)
+    overlong_counts: str = name("response", "trained")
     overlong_buffer: int = count(0)
     overlong_penalty: float = number(1.0)
     overlong_floored: bool = flag(False)

@@ -162,7 +162,7 @@ def _policy_needs(settings: Settings, columns: Collection[str]) -> _Needs:
     if loss.entropy_coef != 0 or "entropy" in columns:
         reads["entropy"] = None
         scalars.append("entropy_loss")
-    if old in reads and loss.surrogate == "ppo-clip":
+    if loss.ratio != "one" and loss.surrogate == "ppo-clip":
         scalars += ["pg_clipfrac", "ppo_kl"]
     if loss.kl_loss_coef:
         scalars.append("kl_loss")

@@ -18,7 +18,7 @@ from trajreplay.stages.compose.advantages import (
 )
 from trajreplay.stages.compose.losses import policy_terms, value_terms
 from trajreplay.stages.compose.rewards import RewardInputs, processed_rewards
-from trajreplay.stages.kernels import seq_mean_token_mean
+from trajreplay.stages.kernels import segment_sum, seq_mean_token_mean
 
 # Five samples: a group of four and a lone one, whose reward is large; the second is truncated.
 _REWARDS = [1.0, 0.0, 0.0, 0.5, 12.0]
@@ -69,7 +69,11 @@ def _reward(settings: Settings) -> Tensor:
     groups = {"group": torch.tensor(_GROUPS), "stride": stride}
     truncated = torch.tensor([False, True, False, False, False])
     given = RewardInputs(
-        groups.get(settings.reward.grouping, one), one, torch.tensor(_LENGTHS), truncated
+        groups.get(settings.reward.grouping, one),
+        one,
+        torch.tensor(_LENGTHS),
+        segment_sum(torch.tensor(_MASK).double(), _offsets()),
+        truncated,
     )
     return processed_rewards(settings.reward, torch.tensor(_REWARDS).double(), given).abs().sum()
 

@@ -19,12 +19,14 @@ class RewardInputs:
         group: (S,) int64. Which samples share a baseline.
         batch: (S,) int64. Which samples are of one cohort.
         lengths: (S,) int64. Response tokens.
+        trained: (S,) float. Trainable ones.
         truncated: (S,) bool. Responses cut at the length limit; None where no setting asks.
     """
 
     group: Tensor
     batch: Tensor
     lengths: Tensor
+    trained: Tensor
     truncated: Tensor | None = None
 
 
@@ -71,7 +73,7 @@ def _shaped(settings: RewardSettings, rewards: Tensor, given: RewardInputs) -> T
         )
     if settings.overlong_max_length is not None:
         penalty = overlong_penalty(
-            given.lengths,
+            given.lengths if settings.overlong_counts == "response" else given.trained,
             max_length=settings.overlong_max_length,
             buffer=settings.overlong_buffer,
             penalty=settings.overlong_penalty,

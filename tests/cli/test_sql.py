@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tests.helpers.cli import Outcome, run
+from tests.helpers.cli import Outcome, interrupted, run
 from tests.helpers.small_lakes import faulty_lake, gappy_lake, rollout
 from trajreplay import Lake
 
@@ -190,3 +190,24 @@ def test_a_full_disk_is_said_as_such(lake: Path) -> None:
         )
     assert done.returncode == 3
     assert done.stderr == "Error: input or output: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "select count(*) from rollouts, range(100000000000) t(a) where a % 7 = 3",
+        "select reward, a from rollouts, range(100000000000) t(a) where a % 100000000007 = 3",
+        "select reward, random() as r from rollouts, range(100000000000) order by r",
+        "select reward, a from rollouts, range(100000000000) t(a)",
+    ],
+)
+@pytest.mark.parametrize("format_name", ["table", "parquet"])
+def test_an_interrupt_ends_a_running_statement(
+    lake: Path, tmp_path: Path, statement: str, format_name: str
+) -> None:
+    target = tmp_path / "out"
+    outcome = interrupted(
+        *("sql", "--lake", lake, "--format", format_name, "-o", target, statement), tmp=tmp_path
+    )
+    assert outcome == Outcome(130, "", "\nInterrupted.\n")
+    assert list(tmp_path.iterdir()) == []

@@ -1,8 +1,10 @@
 """The command line as tests call it: in this process, or as a program of its own."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,3 +49,29 @@ def program(*args: str | Path, cwd: Path | None = None, **environment: str) -> O
         timeout=120,
     )
     return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+def interrupted(*args: str | Path, tmp: Path) -> Outcome:
+    """Run the command line as a program, and interrupt it once a statement of its own runs.
+
+    Args:
+        args: The command line.
+        tmp: Folder for temporary files, without any of the program's.
+    """
+    running = subprocess.Popen(
+        [sys.executable, "-m", "trajreplay", *map(str, args)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp)},
+    )
+    try:
+        while running.poll() is None and not list(tmp.glob(f"trajreplay-{running.pid}-*")):
+            time.sleep(0.05)
+        time.sleep(0.5)  # the database is open; the statement follows at once
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=20)
+    finally:
+        running.kill()
+        running.communicate()
+    return Outcome(running.returncode, out, err)
