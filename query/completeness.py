@@ -118,7 +118,8 @@ def _copy_problems(entries: list[Entry]) -> list[str]:
 
 def _cohort_gaps(entries: list[Entry], problems: list[str]) -> list[str]:
     sizes = {entry.cohort_size for entry in entries} - {None}
-    rows = sum(entry.rows for entry in entries if entry.owner)
+    first = (entry for entry in entries if entry.owner and entry.parallel.context_rank == 0)
+    rows = sum(entry.rows for entry in first)  # a context-parallel group holds each sample once
     if len(sizes) > 1:
         problems.append(f"the ranks disagree on cohort_size: {_listed(sorted(map(str, sizes)))}")
         return []

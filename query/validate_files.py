@@ -16,6 +16,7 @@ from trajreplay.schema.entry import DataFile, Entry
 from trajreplay.schema.errors import DatasetError, SchemaError
 from trajreplay.schema.lists import elements, list_place, non_finite
 from trajreplay.schema.policy import TEXT_FIELDS, Redaction
+from trajreplay.schema.shards import shard_lengths
 from trajreplay.schema.store import Store
 from trajreplay.schema.tables import TABLES, length_column
 
@@ -52,7 +53,7 @@ def check_file(store: Store, entry: Entry, file: DataFile) -> tuple[list[Problem
             found = read_opened(opened, entry, some)
         lengths |= {name: found[name] for name in _LENGTHS if name in found.column_names}
         ids |= {name: found[name] for name in _IDS if name in found.column_names}
-        problems += [("content", one) for one in _values_problems(file, found, lengths)]
+        problems += [("content", one) for one in _values_problems(entry, file, found, lengths)]
         problems += [("redaction", one) for one in _redaction_problems(entry, table, found)]
     problems += [("content", one) for one in _total_problems(entry, lengths)]
     return problems, pa.table(ids)
@@ -91,7 +92,7 @@ def _wrong_key_statistics(statistics: object, entry: Entry, name: str) -> str | 
 
 
 def _values_problems(
-    file: DataFile, found: pa.Table, lengths: dict[str, pa.ChunkedArray]
+    entry: Entry, file: DataFile, found: pa.Table, lengths: dict[str, pa.ChunkedArray]
 ) -> Iterator[str]:
     table = TABLES[file.table]
     right: set[object] = set()  # columns made with the same offsets are looked at once
@@ -114,10 +115,31 @@ def _values_problems(
         place = length_column(name), list_place(values)
         if place in right:
             continue
+        if _is_shard(entry, column, values, lengths):
+            continue
         wrong = list(_length_problems(column, values, lengths))
         yield from wrong
         if not wrong and place[1] is not None:
             right.add(place)
+
+
+def _is_shard(
+    entry: Entry, column: Column, values: pa.ChunkedArray, lengths: dict[str, pa.ChunkedArray]
+) -> bool:
+    """Whether a rank of a context-parallel group holds just its tokens of a column."""
+    place = entry.parallel
+    if place.context_size == 1 or not lengths.keys() >= set(_LENGTHS) or values.null_count:
+        return False
+    held = shard_lengths(
+        column.name,
+        entry.settings.layout,
+        place,
+        lengths["total_length"].to_numpy(),
+        lengths["response_length"].to_numpy(),
+    )
+    return held is not None and pa.array(held).equals(
+        pc.list_value_length(values).combine_chunks().cast(pa.int64())
+    )
 
 
 def _length_problems(

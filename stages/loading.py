@@ -38,6 +38,7 @@ from trajreplay.stages.notes import (
 )
 from trajreplay.stages.recipe import Recipes
 from trajreplay.stages.report import CohortReport, Finding
+from trajreplay.stages.shards import Part, whole_samples
 from trajreplay.stages.sources import Source, Sources, fill_from_sources
 
 
@@ -141,7 +142,8 @@ def _load(
         return report
     abilities, read = dict(recipe.abilities), recipe.columns
     check_memory(owners, table, read, memory_bytes)
-    merged, totals, micro_batches = _read_rows(store, owners, table, read, task.rows)
+    rows = _read_rows(store, owners, table, read, task.rows, report)
+    merged = rows.table
     for copy in captures.copies:
         read_columns(store, copy, table, read)  # a copy counts as whole only if its file is
     merged = fill_from_sources(merged, recipe.reads, report.run_id, sources)
@@ -155,15 +157,15 @@ def _load(
     cohort = LoadedCohort(
         report=report,
         settings=lead.settings,
-        owners=owners,
+        owners=rows.owners,
         table=merged,
-        rows=totals,
+        rows=rows.totals,
         abilities=abilities,
         whole=task.whole,
         lacking=tuple(name for name, count in nulls.items() if count),
         finite=recipe.finite,
         dtypes=held_dtypes(owners, merged, report),
-        micro_batches=micro_batches,
+        micro_batches=rows.micro_batches,
     )
     if has_source and "sample" not in recipe.abilities:
         message = "handoffs are not compared: the step does not declare the stage sample"
@@ -175,31 +177,46 @@ def _load(
     return cohort
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """The chosen rows of a capture set, the entries that they go by, and what each holds in all."""
+
+    table: pa.Table
+    owners: list[Entry]
+    totals: dict[int, int]
+    micro_batches: dict[tuple[int, str | None], int]
+
+
 def _read_rows(
     store: Store,
     owners: list[Entry],
     table: Table,
     columns: Sequence[str],
     rows: Mapping[int, Mask] | None,
-) -> tuple[pa.Table, dict[int, int], dict[tuple[int, str | None], int]]:
-    """The chosen rows of all owners, and how many each rank and micro-batch holds in all."""
-    tables, totals, micro_batches = [], {}, Counter[tuple[int, str | None]]()
+    report: CohortReport,
+) -> _Rows:
+    parts: list[Part] = []
+    totals, micro_batches = {}, Counter[tuple[int, str | None]]()
     seen: dict[object, set[Any]] = {}
     for entry in owners:
         rank = entry.key.rank
         part = read_columns(store, entry, table, columns)
-        totals[rank] = part.num_rows
         check_unique(entry, part, seen)
         check_sources(entry, part)
-        if "micro_batch_id" in columns:
-            micro_batches.update((rank, one) for one in part["micro_batch_id"].to_pylist())
-        elif part.num_rows:
-            micro_batches[rank, None] = part.num_rows
+        if entry.parallel.context_rank == 0:  # the others of its group hold the same samples
+            totals[rank] = part.num_rows
+            if "micro_batch_id" in columns:
+                micro_batches.update((rank, one) for one in part["micro_batch_id"].to_pylist())
+            elif part.num_rows:
+                micro_batches[rank, None] = part.num_rows
         part = part.append_column("rank", pa.array(np.full(part.num_rows, rank, np.int32)))
         part = part.append_column("row", pa.array(np.arange(part.num_rows, dtype=np.int64)))
-        tables.append(chosen_rows(part, rows, rank))
+        parts.append(Part(entry, chosen_rows(part, rows, rank)))
+    if any(entry.parallel.context_size > 1 for entry in owners):
+        parts = whole_samples(parts, owners[0].settings.layout, report)
+    tables = [part.table for part in parts]
     merged = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
-    return merged, totals, dict(micro_batches)
+    return _Rows(merged, [part.entry for part in parts], totals, dict(micro_batches))
 
 
 def chosen_rows(part: pa.Table, rows: Mapping[int, Mask] | None, rank: int) -> pa.Table:

@@ -16,6 +16,7 @@ from trajreplay.query.catalog import Cohort
 from trajreplay.query.reading import read_columns
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.tables import ROLLOUTS
+from trajreplay.stages.shards import Part, whole_samples
 
 # Columns that a rollout capture and the steps that consumed it both hold.
 TWINS = (
@@ -108,9 +109,12 @@ class Sources:
         names = ["sample_id", *(name for name in TWINS if name in there)]
         store = self._sets.catalog.store
         try:
-            tables = [read_columns(store, entry, ROLLOUTS, names) for entry in found.owners]
+            parts = [Part(one, read_columns(store, one, ROLLOUTS, names)) for one in found.owners]
+            if any(one.parallel.context_size > 1 for one in found.owners):
+                parts = whole_samples(parts, found.owners[0].settings.layout)
         except DatasetError as error:
             return Refused(f"rollout {cohort.rollout_id} is refused: {error.message}")
+        tables = [part.table for part in parts]
         return Source(pa.concat_tables(tables), self._recomputed.get(cohort, {}))
 
     def _evict(self) -> None:

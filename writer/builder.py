@@ -24,6 +24,7 @@ from trajreplay.schema.policy import Redaction, Tolerance
 from trajreplay.schema.recompute import RecomputeConfig
 from trajreplay.schema.records import SampleRecord
 from trajreplay.schema.settings import Settings
+from trajreplay.schema.shards import Int64s, shard_lengths
 from trajreplay.schema.store import Store
 from trajreplay.schema.tables import SAMPLE_TABLES
 from trajreplay.writer.attempts import reserve_attempt
@@ -166,7 +167,7 @@ class CaptureBuilder:
         if name in self._tensors:
             raise CaptureError(f"capture of {self.key}: {name} was given before", column=name)
         lengths = None if self._samples is None else self._samples.lengths(name)
-        encoded = encode_column(column, values, lengths)
+        encoded = encode_column(column, values, lengths, self._held(name))
         if (source, temperature, weight_version) != (None, None, None):
             self._origins[name] = make_origin(name, source, temperature, weight_version)
         self._tensors[name] = encoded
@@ -229,13 +230,23 @@ class CaptureBuilder:
         """Commit, instead of the data, that this capture was given up, and why."""
         self._dropped = reason
 
+    def _held(self, name: str) -> Int64s | None:
+        """Values that each row has of a column of which this rank holds a shard, if it may."""
+        samples, place = self._samples, self._draft.parallel
+        if samples is None:
+            return None
+        layout = self._draft.settings.layout
+        return shard_lengths(name, layout, place, samples.total_length, samples.response_length)
+
     def _ragged(self) -> list[str]:
         samples = self._samples
         ids = [] if samples is None else samples.sample_ids
         problems = []
         for name, column in self._tensors.items():
             expected = np.zeros(0, np.int64) if samples is None else samples.lengths(name)
-            problems += wrong_lengths(column, expected, ids)
+            held = self._held(name)
+            if held is None or wrong_lengths(column, held, ids):
+                problems += wrong_lengths(column, expected, ids)
         return problems + wrong_counts(self._outputs.values(), len(ids))
 
     def _commit(self) -> Entry:

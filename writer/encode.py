@@ -76,13 +76,16 @@ def tensor_column(table: Table, name: str) -> Column:
     return table[name]
 
 
-def encode_column(column: Column, values: Any, lengths: Array | None = None) -> ListColumn:
+def encode_column(
+    column: Column, values: Any, lengths: Array | None = None, held: Array | None = None
+) -> ListColumn:
     """Bring values, packed or one tensor per row, into a column's declared type.
 
     Args:
         column: The declared column.
         values: torch, numpy or Arrow values, or Python lists of numbers; None is a row without.
         lengths: Values that each row must have if they come packed, where that is known.
+        held: Values that it has instead where they are those of a context-parallel shard.
 
     Raises:
         CaptureError: They have no such form, do not fit the column's type exactly, or come packed
@@ -90,7 +93,10 @@ def encode_column(column: Column, values: Any, lengths: Array | None = None) -> 
     """
     flat = flatten(column.name, values)
     typed = _typed(column, flat)
-    found = flat.lengths if flat.lengths is not None else _packed_lengths(column, typed, lengths)
+    found = flat.lengths
+    if found is None:
+        is_shard = held is not None and len(typed) == held.sum()
+        found = _packed_lengths(column, typed, held if is_shard else lengths)
     dtype = flat.dtype if flat.dtype != PLAIN else typed.dtype.name
     return ListColumn(column, typed, found, flat.valid, dtype)
 

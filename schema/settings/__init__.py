@@ -1,6 +1,7 @@
 """The arithmetic in force, as data: a tree of small frozen dataclasses, stored resolved."""
 
 from trajreplay.schema.settings.advantage import LOW_VAR_KL_CLAMP, AdvantageSettings, KlSettings
+from trajreplay.schema.settings.layout import LayoutSettings
 from trajreplay.schema.settings.loss import LOSS_TERMS, LossSettings, ValueSettings
 from trajreplay.schema.settings.profiles import (
     PROFILES,
@@ -20,6 +21,7 @@ __all__ = [
     "SECTIONS",
     "AdvantageSettings",
     "KlSettings",
+    "LayoutSettings",
     "LossSettings",
     "Profile",
     "RewardSettings",

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from trajreplay.schema.errors import SchemaError
 from trajreplay.schema.settings.advantage import AdvantageSettings, KlSettings
 from trajreplay.schema.settings.knobs import check_section, kinds
+from trajreplay.schema.settings.layout import LayoutSettings
 from trajreplay.schema.settings.loss import LossSettings, ValueSettings
 from trajreplay.schema.settings.reward import RewardSettings
 
@@ -19,12 +20,13 @@ SECTIONS: dict[str, type] = {
     "advantage": AdvantageSettings,
     "loss": LossSettings,
     "value": ValueSettings,
+    "layout": LayoutSettings,
 }
 
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings of a run, one section per stage.
+    """All settings of a run, one section per stage, and one for the layout.
 
     Args:
         handoff: How a column changes between the rollout that produced it and the step that
@@ -40,6 +42,7 @@ class Settings:
     advantage: AdvantageSettings = field(default_factory=AdvantageSettings)
     loss: LossSettings = field(default_factory=LossSettings)
     value: ValueSettings = field(default_factory=ValueSettings)
+    layout: LayoutSettings = field(default_factory=LayoutSettings)
     handoff: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -29,7 +29,7 @@ def ability(
         version: Version of the stage's contract.
 
     >>> ability("advantage.kl", Settings(), ParallelCoordinates(context_size=2)).reason
-    'context-parallel size is 2; v2 recomputes size 1'
+    'context-parallel size is 2 and layout.context is not stated'
     """
     matrix = _MATRICES.get(version)
     if matrix is None:

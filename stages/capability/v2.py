@@ -31,8 +31,10 @@ def ability(
     >>> ability("reward.post_process", odd, ParallelCoordinates()).reason
     "reward.grouping is 'stride' and reward.n_samples_per_prompt is not stated"
     """
-    if parallel.context_size != 1:
-        reason = f"context-parallel size is {parallel.context_size}; v2 recomputes size 1"
+    if parallel.context_size != 1 and settings.layout.context == "unstated":
+        reason = (
+            f"context-parallel size is {parallel.context_size} and layout.context is not stated"
+        )
         return Ability("unsupported", reason)
     reason = next(_unknown(stage, settings), "") or next(_contradictions(stage, settings), "")
     if reason:

@@ -178,18 +178,17 @@ class ComposedTrainer:
 
     def policy_scalars(self) -> dict[int, list[Expected]]:
         """What each rank records of the policy loss."""
-        terms = [self._policy_terms(row) for row in range(len(self.samples))]
-        loss = self.settings.loss
-        for one in terms:
-            total = one["pg_loss"]
-            for name, coef in (
-                ("entropy_loss", -loss.entropy_coef),
-                ("kl_loss", loss.kl_loss_coef),
-            ):
-                if name in one:
-                    total = [a + coef * b for a, b in zip(total, one[name], strict=True)]
-            one["loss"] = total
+        terms = [self.policy_terms(row) for row in range(len(self.samples))]
         return self._recorded("loss.policy", terms)
+
+    def policy_terms(self, row: int) -> dict[str, list[float]]:
+        """What is summed up into the scalars of the policy loss, by token of one sample."""
+        one, loss = self._policy_terms(row), self.settings.loss
+        total = one["pg_loss"]
+        for name, coef in (("entropy_loss", -loss.entropy_coef), ("kl_loss", loss.kl_loss_coef)):
+            if name in one:
+                total = [a + coef * b for a, b in zip(total, one[name], strict=True)]
+        return one | {"loss": total}
 
     def value_scalars(self) -> dict[int, list[Expected]]:
         """What each rank records of the value loss."""
