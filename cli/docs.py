@@ -10,7 +10,9 @@ from pathlib import Path
 
 import click
 
+from trajreplay.cli.capability import matrix_rows
 from trajreplay.cli.main import VERBS, main
+from trajreplay.cli.profiles import profile_rows
 from trajreplay.cli.schema import column_rows, stage_rows, tables
 from trajreplay.cli.verb import EXIT_CODES, Verb
 
@@ -115,6 +117,22 @@ def stages() -> str:
     )
 
 
+def settings() -> str:
+    """The capability matrix: every setting of each stage, with the values that are recomputed."""
+    rows = [
+        (f"`{row['stage']}`", f"`{row['setting']}`", row["recomputed"]) for row in matrix_rows()
+    ]
+    return table(("stage", "setting", "recomputed"), rows)
+
+
+def profiles() -> str:
+    """The profiles of the frameworks."""
+    return table(
+        ("profile", "is peculiar in"),
+        [(f"`{row['profile']}`", row["doc"]) for row in profile_rows()],
+    )
+
+
 def _linked(found: re.Match[str]) -> str:
     return f"[{found[0]}](https://arxiv.org/abs/{found[1]})" if found[1] else found[0]
 
@@ -157,6 +175,8 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "exits": exits,
     "columns": columns,
     "stages": stages,
+    "settings": settings,
+    "profiles": profiles,
     "methods": methods,
     "names": names,
 }
