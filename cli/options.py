@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,6 +152,26 @@ class Size(click.ParamType[int]):
         if size <= 0:
             self.fail(f"{value!r} is no size, expected a number such as 2GiB or 500MiB", param, ctx)
         return size
+
+
+class RewardName(click.ParamType[str]):
+    """A reward function: `module:function`, or the name of an entry point."""
+
+    name = "FUNCTION"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Refuse what cannot be imported; the current folder is searched as by `python -m`."""
+        from trajreplay.schema import TrajReplayError
+        from trajreplay.stages.plugins import load_reward
+
+        here = str(Path.cwd())
+        if ":" in value and here not in sys.path:
+            sys.path.insert(0, here)
+        try:
+            load_reward(value)
+        except TrajReplayError as error:
+            self.fail(f"{error.message}. {error.hint}".rstrip(), param, ctx)
+        return str(value)
 
 
 class StageName(click.ParamType[str]):

@@ -10,6 +10,7 @@ import click
 from trajreplay.cli.options import (
     ATTEMPT,
     RUN,
+    RewardName,
     Size,
     StageName,
     StepIdentity,
@@ -75,6 +76,14 @@ def _several(flag: str, name: str, kind: Any, metavar: str, what: str) -> Callab
     "--require-stages",
     is_flag=True,
     help="Count every stage that was not compared as unverified. Default: only those declared.",
+)
+@click.option(
+    "--reward",
+    type=RewardName(),
+    metavar="FUNCTION",
+    help="Recompute raw rewards with this function of one sample: module:function, or an entry "
+    "point of the group trajreplay.rewards. Default: compare them with what was recorded beside "
+    "them.",
 )
 @click.option(
     "--memory",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,6 +17,16 @@ CAPABILITIES: tuple[Capability, ...] = (
 )
 Level = Literal["sample", "group", "cohort"]
 CONTRACT_VERSION = "v2"
+REIMPLEMENTED, REUSE = "reimplemented", "reuse"
+# Stages that a user's own kernel can recompute.
+REUSABLE = (
+    "reward.post_process",
+    "advantage.kl",
+    "advantage.estimate",
+    "loss.policy",
+    "loss.value",
+)
+_REUSE = re.compile(rf"{REUSE}(?::([\w.-]+))?")
 
 
 @dataclass(frozen=True)
@@ -58,7 +69,8 @@ STAGES: tuple[Stage, ...] = (
         "sample",
         ("raw_reward",),
         scalars=("raw_rewards",),
-        equation="raw_reward is finite and equals what was recorded beside it",
+        equation="raw_reward is finite and equals what was recorded beside it, and what a reward "
+        "function that is given returns",
     ),
     Stage(
         "reward.post_process",
@@ -146,14 +158,19 @@ class StageContract:
         capability: recompute, recorded-only, inspect-only or unsupported.
         version: Version of the stage's contract.
         reason: Why it is less than recompute.
-        implementation: reimplemented, or reuse of the producer's own function.
+        implementation: reimplemented, or reuse of the producer's own function: `reuse` is the
+            entry point of the stage's name in the group `trajreplay.kernels`, `reuse:NAME` the
+            entry point `STAGE:NAME`.
+
+    >>> StageContract("loss.policy", implementation="reuse:mine").kernel
+    'loss.policy:mine'
     """
 
     stage: str
     capability: Capability = "recompute"
     version: str = CONTRACT_VERSION
     reason: str = ""
-    implementation: str = "reimplemented"
+    implementation: str = REIMPLEMENTED
 
     def __post_init__(self) -> None:
         stage_named(self.stage)
@@ -161,6 +178,40 @@ class StageContract:
             raise SchemaError(
                 f"stage {self.stage}: capability is {self.capability!r}, "
                 f"expected one of {', '.join(CAPABILITIES)}"
+            )
+
+    @property
+    def kernel(self) -> str | None:
+        """The entry point that recomputes the stage; None for the stage's own arithmetic.
+
+        In a contract of version v1, and as any other text, the implementation is a remark.
+        """
+        found = _REUSE.fullmatch(self.implementation) if self.version != "v1" else None
+        if found is None:
+            return None
+        return f"{self.stage}:{found[1]}" if found[1] else self.stage
+
+    def check_implementation(self) -> None:
+        """Refuse to declare an implementation that no replay would find.
+
+        Raises:
+            SchemaError: It is not of a known form, or the stage takes no kernel.
+        """
+        if self.implementation == REIMPLEMENTED:
+            return
+        if not _REUSE.fullmatch(self.implementation):
+            raise SchemaError(
+                f"stage {self.stage}: implementation is {self.implementation!r}, expected "
+                f"{REIMPLEMENTED}, {REUSE} or {REUSE}:NAME",
+                hint="NAME is that of an entry point STAGE:NAME in the group trajreplay.kernels.",
+                stage=self.stage,
+            )
+        if self.stage not in REUSABLE:
+            raise SchemaError(
+                f"stage {self.stage} is declared {self.implementation!r} and takes no kernel, "
+                f"expected one of {', '.join(REUSABLE)}",
+                hint=f"Declare it as {REIMPLEMENTED!r}; a reward function is given to the replay.",
+                stage=self.stage,
             )
 
     def to_json(self) -> dict[str, Any]:

@@ -68,6 +68,18 @@ class Redaction:
             return _HASH_PREFIX + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
         return text[:limit] if action == "truncate" else None
 
+    def withholds(self, name: str, stored: str | None) -> str:
+        """Why a stored value may be less than the text that there was, or nothing."""
+        rule = self.rules.get(name, "drop")
+        action, limit = _parse(name, rule)
+        if action == "drop":
+            return "was dropped by the redaction policy of the capture"
+        if stored is None:
+            return ""
+        if action == "hash":
+            return "was replaced by its hash by the redaction policy of the capture"
+        return f"may have been cut by the redaction policy {rule}" * (len(stored) >= limit)
+
     def problem(self, name: str, stored: str | None) -> str:
         """Why a stored value is not what the policy leaves, or nothing."""
         if stored is None:

@@ -10,6 +10,7 @@ from trajreplay.stages.capability import LOG_PROB_SOURCES, is_plain
 from trajreplay.stages.compare import Compared, compare_elements
 from trajreplay.stages.compose import (
     AdvantageInputs,
+    Estimate,
     estimate_advantages,
     evaluation_slack,
     kl_tokens,
@@ -20,10 +21,10 @@ from trajreplay.stages.rewards import warn_of_batch_rewards
 
 def replay_advantage_kl(block: Block) -> None:
     """Recompute the KL of policy against reference token by token."""
-    settings = block.settings.kl
+    settings, kernel = block.settings.kl, block.kernel("advantage.kl")
     recorded = block.packed.tokens("kl")
     dtype = block.dtypes.get("kl", "float32")
-    if settings.coef == 0:
+    if settings.coef == 0 and kernel is None:
         inputs: tuple[str, ...] = ()
         recomputed = torch.zeros_like(recorded)
 
@@ -32,11 +33,17 @@ def replay_advantage_kl(block: Block) -> None:
     else:
         inputs = (LOG_PROB_SOURCES[settings.policy_source], "ref_log_probs")
         policy, reference = (block.packed.tokens(name) for name in inputs)
-        recomputed = kl_tokens(settings, policy, reference)
+        if kernel is None:
+            recomputed = kl_tokens(settings, policy, reference)
+        else:
+            recomputed = kernel.kl(block.settings, policy, reference)
 
         def slack(tokens: Tensor) -> Tensor:
             mine, theirs = policy[tokens], reference[tokens]
             rounding = half_ulp(recomputed[tokens], dtype)
+            if kernel is not None:
+                rounded = kernel.kl(block.settings, policy.float(), reference.float())
+                return rounding + evaluation_slack(recomputed, rounded)[tokens]
             if is_plain("advantage.kl", block.settings):
                 estimator = "k3" if settings.estimator == "low_var_kl" else settings.estimator
                 return rounding + approx_kl_error(
@@ -100,6 +107,13 @@ def _estimate(
         return (replaced[name] if name in replaced else block.column(name)).to(dtype)
 
     values = next((name for name in reads if name in ("old_values", "values")), None)
+    kl = column("kl") if "kl" in reads else None
+    critic = None if values is None else column(values)
+    if (kernel := block.kernel("advantage.estimate")) is not None:
+        pair = kernel.advantages(
+            block.settings, column("reward"), packed.mask, packed.offsets, kl, critic
+        )
+        return Estimate(*pair)._asdict()
     shared = {"none": None, "cohort": packed.cohorts, "rank": packed.cohort_ranks}[settings.whiten]
     found = estimate_advantages(
         settings,
@@ -108,9 +122,9 @@ def _estimate(
             packed.mask,
             packed.offsets,
             whitened_with=None if shared is None else shared.repeat_interleave(packed.lengths),
-            kl=column("kl") if "kl" in reads else None,
+            kl=kl,
             kl_coef=block.settings.kl.coef,
-            values=None if values is None else column(values),
+            values=critic,
         ),
     )
     return found._asdict()
@@ -121,7 +135,8 @@ def _against(block: Block, name: str, recomputed: Tensor, replaced: dict[str, Te
 
     def slack(tokens: Tensor) -> Tensor:
         rounding = half_ulp(recomputed[tokens], dtype)
-        if is_plain("advantage.estimate", block.settings):  # values are copied
+        plain = is_plain("advantage.estimate", block.settings)
+        if plain and block.kernel("advantage.estimate") is None:  # values are copied
             return rounding
         rounded = _estimate(block, replaced, torch.float32)[name]
         return rounding + evaluation_slack(recomputed, rounded)[tokens]

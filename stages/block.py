@@ -20,6 +20,7 @@ from trajreplay.stages.capability import Ability
 from trajreplay.stages.compare import Active, Look
 from trajreplay.stages.packed import Packed
 from trajreplay.stages.report import CohortReport, Divergence, Finding, StageResult
+from trajreplay.stages.reuse import UserKernel
 
 # Read as text, and refused where a stage cannot do without.
 _NULLABLE = ("group_id", "micro_batch_id")
@@ -43,6 +44,8 @@ class LoadedCohort:
         micro_batches: Samples that each (rank, micro-batch) holds in all.
         chained: Columns as their source rollouts recompute them, where they differ.
         linked: Whether source rollouts were there to take columns from.
+        scores: (S,) float64. Raw rewards as a reward function gives them.
+        unscored: Why a reward function does not verify the raw rewards.
     """
 
     report: CohortReport
@@ -58,6 +61,8 @@ class LoadedCohort:
     micro_batches: dict[tuple[int, str | None], int] = field(default_factory=dict)
     chained: dict[str, Tensor] = field(default_factory=dict)
     linked: bool = False
+    scores: Tensor | None = None
+    unscored: str = ""
 
     @cached_property
     def stages(self) -> list[str]:
@@ -80,9 +85,11 @@ class LoadedCohort:
     def plan(self) -> tuple[object, ...]:
         """Cohorts of equal plans can be packed together."""
         own = (one for entry in self.owners for one in entry.tolerances.items())
+        claims = [self.owners[0].contracts[stage] for stage in self.stages]
         return (
             id(self.settings),  # captures of one run share it
-            tuple((stage, self.owners[0].contracts[stage].version) for stage in self.stages),
+            tuple((one.stage, one.version, one.implementation) for one in claims),
+            self.scores is None,
             tuple(self.table.column_names),
             tuple(sorted(self.dtypes.items())),
             frozenset(own),
@@ -151,6 +158,10 @@ class Block:
         if sum(packed.trained) == packed.token_bounds[-1]:
             return None
         return Active(packed.mask, packed.weights, packed.trained)
+
+    def kernel(self, stage: str) -> UserKernel | None:
+        """The user's function that recomputes a stage; None for its own arithmetic."""
+        return self.cohorts[0].abilities[stage].kernel
 
     def tolerance(self, stage: str, column: str) -> Tolerance:
         """The tolerance of a recorded column; equal for all cohorts of a block."""

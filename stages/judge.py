@@ -11,16 +11,18 @@ import torch
 from trajreplay.query.capture_sets import CaptureSets
 from trajreplay.query.catalog import Cohort
 from trajreplay.schema.contracts import STAGE_NAMES
-from trajreplay.schema.errors import TrajReplayError
+from trajreplay.schema.errors import StageError, TrajReplayError
 from trajreplay.schema.store import Store
 from trajreplay.stages.advantages import replay_advantage_estimate, replay_advantage_kl
 from trajreplay.stages.block import Block, LoadedCohort
 from trajreplay.stages.loading import Task, load_cohort
 from trajreplay.stages.losses import replay_loss_policy, replay_loss_value
+from trajreplay.stages.plugins import Plugin
 from trajreplay.stages.recipe import Recipes
 from trajreplay.stages.report import CohortReport, Finding, StageResult
 from trajreplay.stages.rewards import replay_reward_post_process, replay_reward_raw
 from trajreplay.stages.samples import judge_samples
+from trajreplay.stages.scoring import score_cohort
 from trajreplay.stages.sources import Sources
 
 _STAGES: dict[str, Callable[[Block], None]] = {
@@ -45,6 +47,7 @@ def replay_tasks(
     tasks: Iterable[Task],
     *,
     stages: tuple[str, ...] = (),
+    reward: Plugin | None = None,
     allow_partial: bool = False,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
     progress: Callable[[int, int], None] | None = None,
@@ -56,6 +59,7 @@ def replay_tasks(
         sets: All visible capture sets, where source rollouts are looked up.
         tasks: What to replay.
         stages: Stages asked for; all declared ones if empty.
+        reward: A reward function that recomputes the raw rewards.
         allow_partial: Whether incomplete capture sets are replayed as far as they go.
         memory_bytes: What samples in memory may take.
         progress: Called with the capture sets done and all of them.
@@ -64,24 +68,27 @@ def replay_tasks(
         One report per task, in report order.
     """
     ordered = sorted(tasks, key=lambda task: task.turn)
-    sources, recipes = Sources(sets, memory_bytes // 4), Recipes(stages)
+    sources, recipes = Sources(sets, memory_bytes // 4), Recipes(stages, reward)
     budget = min(BATCH_TOKENS, memory_bytes // BYTES_PER_TOKEN)
     reports: list[CohortReport] = []
+
+    def load(task: Task) -> LoadedCohort | CohortReport:
+        one = load_cohort(
+            store,
+            task,
+            sources,
+            recipes,
+            allow_partial=allow_partial,
+            memory_bytes=memory_bytes,
+        )
+        if reward is not None and isinstance(one, LoadedCohort):
+            score_cohort(one, reward)
+        return one
+
     with _one_thread():
         for batch in _batches(ordered, budget):
             for kind in ("rollout", "step"):
-                found = [
-                    load_cohort(
-                        store,
-                        task,
-                        sources,
-                        recipes,
-                        allow_partial=allow_partial,
-                        memory_bytes=memory_bytes,
-                    )
-                    for task in batch
-                    if task.captures.kind == kind
-                ]
+                found = [load(task) for task in batch if task.captures.kind == kind]
                 _judge([one for one in found if isinstance(one, LoadedCohort)], sources)
                 reports += [one.report if isinstance(one, LoadedCohort) else one for one in found]
             if progress is not None:
@@ -144,8 +151,12 @@ def _run(block: Block, sources: Sources) -> None:
     before = [(len(one.report.stages), len(one.report.findings)) for one in block.cohorts]
     try:
         for stage in block.stages:
-            if stage in _STAGES:
+            if stage not in _STAGES:
+                continue
+            if block.kernel(stage) is None:
                 _STAGES[stage](block)
+            else:
+                _run_reused(block, stage)
     except TrajReplayError as error:
         for cohort, (stages, findings) in zip(block.cohorts, before, strict=True):
             del cohort.report.stages[stages:], cohort.report.findings[findings:]
@@ -158,12 +169,30 @@ def _run(block: Block, sources: Sources) -> None:
     _remember(block, sources)
 
 
+def _run_reused(block: Block, stage: str) -> None:
+    """Run a stage with a kernel of the user; where that fails, the stage alone is refused."""
+    (cohort,), kernel = block.cohorts, block.kernel(stage)
+    report, name = cohort.report, kernel.what if kernel is not None else ""
+    findings, results = list(report.findings), list(report.stages)
+    try:
+        _STAGES[stage](block)
+        message = f"{stage} is recomputed by the {name}"
+        report.findings.append(Finding("kernel", "info", message, stage=stage))
+    except StageError as error:
+        result = StageResult(stage, "refused", message=error.message)
+        report.findings, report.stages = findings, [*results, result]
+        block.stages = [one for one in block.stages if one != stage]
+
+
 def _blocks(cohorts: list[LoadedCohort]) -> Iterator[Block]:
     """Cohorts of one plan together, as many as fit a block."""
     by_plan: dict[tuple[object, ...], list[LoadedCohort]] = {}
     for cohort in cohorts:
         by_plan.setdefault(cohort.plan, []).append(cohort)
     for same in by_plan.values():
+        if any(one.kernel is not None for one in same[0].abilities.values()):
+            yield from (Block([one]) for one in same)  # such a kernel gets one cohort at a time
+            continue
         block: list[LoadedCohort] = []
         tokens = 0
         for cohort in same:

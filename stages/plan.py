@@ -17,10 +17,12 @@ from trajreplay.query import (
     source_rollouts,
 )
 from trajreplay.schema.contracts import V1_STAGES
+from trajreplay.schema.errors import QueryError
 from trajreplay.schema.tables import TABLES
 from trajreplay.stages.folding import fold_sources
 from trajreplay.stages.judge import DEFAULT_MEMORY_BYTES, replay_tasks
 from trajreplay.stages.loading import Task, chosen_rows
+from trajreplay.stages.plugins import Plugin
 from trajreplay.stages.report import COMPARED, CohortReport, Finding, Report
 
 
@@ -29,6 +31,7 @@ def replay(
     selection: Selection,
     *,
     require_stages: bool = False,
+    reward: Plugin | None = None,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
@@ -40,11 +43,14 @@ def replay(
     """
     selected = select(catalog, selection)
     tasks, behind = _tasks(catalog, selected)
+    if reward is not None:
+        _check_scored([*tasks, *behind], selection.stages)
     reports = replay_tasks(
         catalog.store,
         selected.sets,
         [*tasks, *behind],
         stages=selection.stages,
+        reward=reward,
         allow_partial=selection.allow_partial,
         memory_bytes=memory_bytes,
         progress=progress,
@@ -82,6 +88,21 @@ def _tasks(catalog: Catalog, selected: Selected) -> tuple[list[Task], list[Task]
             rows = None if closure.whole else closure.rows
             behind[source] = Task(captures, rows, closure.whole, closure.problems)
     return list(tasks.values()), list(behind.values())
+
+
+def _check_scored(tasks: list[Task], stages: tuple[str, ...]) -> None:
+    """Refuse a reward function that would never be called: its pass would say nothing."""
+    name = "reward.raw"
+    if stages and name not in stages:
+        found = f"only {', '.join(stages)} are to be recomputed"
+    elif any(name in entry.contracts for task in tasks for entry in task.captures.entries):
+        return
+    else:
+        found = "no selected capture declares the stage"
+    raise QueryError(
+        f"a reward function was given for {name}, and {found}",
+        hint=f"Declare {name} in Lake.capture(stages=[...]), or replay without the function.",
+    )
 
 
 def _consumed(catalog: Catalog, task: Task, source: Cohort) -> tuple[str, ...]:

@@ -11,8 +11,10 @@ from trajreplay.schema.entry import Entry
 from trajreplay.schema.identity import ParallelCoordinates
 from trajreplay.schema.settings import Settings
 from trajreplay.schema.tables import SAMPLE_TABLES
-from trajreplay.stages.capability import Ability, ability
+from trajreplay.stages.capability import Ability, ability, reused_ability
+from trajreplay.stages.plugins import Plugin
 from trajreplay.stages.report import StageResult
+from trajreplay.stages.scoring import SCORED
 from trajreplay.stages.sources import TWINS
 
 _ALWAYS = (
@@ -59,10 +61,12 @@ class Recipes:
 
     Args:
         asked: Stages asked for; all declared ones if empty.
+        reward: A reward function that recomputes the raw rewards.
     """
 
-    def __init__(self, asked: Collection[str] = ()) -> None:
+    def __init__(self, asked: Collection[str] = (), reward: Plugin | None = None) -> None:
         self._asked = tuple(asked)
+        self._reward = reward
         self._known: dict[object, tuple[Settings, Recipe]] = {}
 
     def of(self, captures: CaptureSet, *, has_source: bool) -> Recipe:
@@ -121,6 +125,8 @@ class Recipes:
             name for name in odd if name in table and table[name].is_floating and name not in read
         )
         wanted = dict.fromkeys([*names, *sorted(reads | writes), *optional, *unread])
+        if self._reward is not None and "reward.raw" in abilities:
+            wanted |= dict.fromkeys(SCORED)
         columns = tuple(name for name in wanted if name in names or name in held)
         return Recipe(abilities, tuple(results), columns, reads, tuple(unread), held - odd)
 
@@ -146,7 +152,10 @@ class Recipes:
             elif contract.capability != "recompute":
                 results.append(_declared(contract))
             else:
-                found = ability(name, lead.settings, widest, held, contract.version)
+                if contract.kernel is None:
+                    found = ability(name, lead.settings, widest, held, contract.version)
+                else:
+                    found = reused_ability(contract, lead.settings, widest, held)
                 if found.capability == "recompute":
                     chosen[name] = found
                     continue

@@ -8,7 +8,7 @@ from torch import Tensor
 from trajreplay.schema.policy import Tolerance
 from trajreplay.stages.block import Block
 from trajreplay.stages.capability import is_plain
-from trajreplay.stages.compare import EXAMPLES, Look, compare_elements
+from trajreplay.stages.compare import EXAMPLES, Compared, Look, compare_elements
 from trajreplay.stages.compose import RewardInputs, evaluation_slack, processed_rewards
 from trajreplay.stages.kernels import (
     constant_groups,
@@ -20,55 +20,94 @@ from trajreplay.stages.kernels import (
 )
 from trajreplay.stages.outputs import echoed_looks
 from trajreplay.stages.report import Divergence, Finding
+from trajreplay.stages.scoring import compare_scores
 
-_STAGE = "reward.post_process"
+_RAW, _STAGE = "reward.raw", "reward.post_process"
 _EXACT = Tolerance(0.0, 0.0)
 # A mean below this part of the largest reward is that of rounding errors.
 CENTRED = 1e-3
 
 
 def replay_reward_raw(block: Block) -> None:
-    """Hold raw rewards against what was recorded beside them; a score is never recomputed in V1."""
-    looks = echoed_looks(block, "reward.raw", "raw_reward", ("raw_reward", "raw_rewards"), _EXACT)
+    """Hold raw rewards against what was recorded beside them, and against a reward function."""
+    looks = echoed_looks(block, _RAW, "raw_reward", ("raw_reward", "raw_rewards"), _EXACT)
+    scored = compare_scores(block)
+    if scored is not None:
+        looks = [look.merged(one) for look, one in zip(looks, scored, strict=True)]
     for look, (start, stop) in zip(looks, block.spans("raw_reward"), strict=True):
         look.compared += stop - start
     # Where missing rewards are part of the arithmetic, one that is NaN is no fault.
     inputs = () if block.settings.reward.missing == "exclude" else ("raw_reward",)
-    block.record("reward.raw", looks, inputs=inputs, noun="samples")
+    block.record(_RAW, looks, inputs=inputs, noun="samples")
+    for cohort in block.cohorts:
+        result = cohort.report.stages[-1]
+        if cohort.unscored and result.verdict != "diverged":
+            result.verdict, result.message = "unverified", cohort.unscored
 
 
 def replay_reward_post_process(block: Block) -> None:
     """Recompute the processed rewards from the raw ones, group by group."""
-    packed, settings = block.packed, block.settings.reward
-    raw, recorded = packed.scalars("raw_reward"), packed.scalars("reward")
-    recomputed = _processed(block, raw)
-    tolerance = block.tolerance("reward.post_process", "reward")
-    dtype = block.dtypes.get("reward", "float32")
-
-    def slack(samples: Tensor) -> Tensor:
-        return (half_ulp(recomputed, dtype) + _error(block, raw, recomputed))[samples]
-
-    compared = compare_elements(
-        recorded,
-        recomputed,
-        packed.sample_bounds,
-        tolerance,
-        slack=slack,
-        describe=lambda one, old, new: block.sample_divergence("reward", one, old, new),
-    )
+    settings, raw = block.settings.reward, block.packed.scalars("raw_reward")
+    isolated = _Processed(block, raw)
+    compared = isolated.compare()
     looks = compared.looks
     if settings.grouping == "group":
         sizes = _group_size_looks(block, compared.disagree)
         looks = [look.merged(size) for look, size in zip(looks, sizes, strict=True)]
-        if settings.divide_by_std:
+        if settings.divide_by_std and block.kernel(_STAGE) is None:
             _warn_of_constant_groups(block, raw, looks)
-    echoes = echoed_looks(
-        block, "reward.post_process", "reward", ("reward", "rewards"), tolerance, recomputed, slack
-    )
-    looks = [look.merged(echo) for look, echo in zip(looks, echoes, strict=True)]
+    looks = isolated.with_echoes(looks)
+    final, chained = isolated, None
+    if "raw_reward" in block.chained:
+        final = _Processed(block, block.chained["raw_reward"])
+        compared = final.compare()
+        chained = final.with_echoes(compared.looks)
     if compared.disagree is not None:
-        block.chained["reward"] = torch.where(compared.disagree, recomputed, recorded)
-    block.record("reward.post_process", looks, outputs=("reward",), noun="samples")
+        recorded = block.packed.scalars("reward")
+        block.chained["reward"] = torch.where(compared.disagree, final.values, recorded)
+    # Raw rewards are recomputed by a reward function only, here or in the rollouts of a step.
+    scored = chained is not None or block.cohorts[0].scores is not None
+    block.record(
+        _STAGE,
+        looks,
+        chained,
+        outputs=("reward",),
+        after=_RAW if scored else "",
+        replaced=("raw_reward",) if chained is not None else (),
+        noun="samples",
+    )
+
+
+class _Processed:
+    """Processed rewards of a block from some raw ones, to be compared with the recorded ones."""
+
+    def __init__(self, block: Block, raw: Tensor) -> None:
+        self._block, self._raw = block, raw
+        self.values = _processed(block, raw)
+        self._tolerance = block.tolerance(_STAGE, "reward")
+
+    def compare(self) -> Compared:
+        """Recorded against recomputed."""
+        return compare_elements(
+            self._block.packed.scalars("reward"),
+            self.values,
+            self._block.packed.sample_bounds,
+            self._tolerance,
+            slack=self._slack,
+            describe=lambda one, old, new: self._block.sample_divergence("reward", one, old, new),
+        )
+
+    def with_echoes(self, looks: list[Look]) -> list[Look]:
+        """The looks, and with them those at what was recorded beside the column."""
+        fields = ("reward", "rewards")
+        echoes = echoed_looks(
+            self._block, _STAGE, "reward", fields, self._tolerance, self.values, self._slack
+        )
+        return [look.merged(echo) for look, echo in zip(looks, echoes, strict=True)]
+
+    def _slack(self, samples: Tensor) -> Tensor:
+        rounding = half_ulp(self.values, self._block.dtypes.get("reward", "float32"))
+        return (rounding + _error(self._block, self._raw, self.values))[samples]
 
 
 def warn_of_batch_rewards(block: Block) -> None:
@@ -102,7 +141,10 @@ def warn_of_batch_rewards(block: Block) -> None:
 
 
 def _processed(block: Block, raw: Tensor) -> Tensor:
-    settings = block.settings.reward
+    settings, kernel = block.settings.reward, block.kernel(_STAGE)
+    if kernel is not None:
+        groups = _inputs(block).group
+        return kernel.rewards(block.settings, raw, groups, block.packed.lengths)
     if not is_plain(_STAGE, block.settings):
         return processed_rewards(settings, raw, _inputs(block))
     if settings.grouping == "none":
@@ -120,9 +162,8 @@ def _processed(block: Block, raw: Tensor) -> Tensor:
 def _error(block: Block, raw: Tensor, recomputed: Tensor) -> Tensor:
     """How far float32 may be off."""
     settings = block.settings.reward
-    if not is_plain(_STAGE, block.settings):
-        rounded = processed_rewards(settings, raw.float(), _inputs(block))
-        return evaluation_slack(recomputed, rounded)
+    if block.kernel(_STAGE) is not None or not is_plain(_STAGE, block.settings):
+        return evaluation_slack(recomputed, _processed(block, raw.float()))
     if settings.grouping == "none":
         return half_ulp(raw, "float32")
     return group_rewards_error(
@@ -143,7 +184,7 @@ def _inputs(block: Block) -> RewardInputs:
         "stride": lambda: packed.strides(settings.n_samples_per_prompt or 1),
     }
     group = by_grouping.get(settings.grouping, lambda: packed.cohorts)()
-    cut = settings.stop_properly_coef is not None
+    cut = settings.stop_properly_coef is not None and block.kernel(_STAGE) is None
     truncated = packed.scalars("truncated") != 0 if cut else None
     trained = segment_sum(packed.weights, packed.offsets)
     return RewardInputs(group, packed.cohorts, packed.lengths, trained, truncated)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from trajreplay.schema.entry import Output
+from trajreplay.schema.errors import StageError
 from trajreplay.stages.block import Block
 from trajreplay.stages.capability import is_plain
 from trajreplay.stages.compose import (
@@ -38,8 +39,10 @@ class SampleLosses:
 
     def __init__(self, block: Block, stage: str, replaced: dict[str, Tensor]) -> None:
         self._stage = stage
+        self._all, self._kernel = block.settings, block.kernel(stage)
         self._settings, self._value = block.settings.loss, block.settings.value
-        self._plain = stage == POLICY and is_plain(stage, block.settings)
+        plain = stage == POLICY and is_plain(stage, block.settings)
+        self._plain = plain and self._kernel is None
         self._offsets = block.packed.offsets
         self._mask = replaced.get("loss_mask", block.packed.mask)
         self._weights = self._mask.double() if "loss_mask" in replaced else block.packed.weights
@@ -53,6 +56,8 @@ class SampleLosses:
     def _terms(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
         if self._plain:
             return plain_terms(self._settings, columns)
+        if self._kernel is not None:
+            return self._kernel.losses(self._all, columns, self._mask, self._offsets)
         if self._stage != POLICY:
             return value_terms(self._value, columns)
         return policy_terms(self._settings, columns, self._mask, self._offsets)
@@ -74,7 +79,7 @@ class SampleLosses:
 
     def _with_loss(self, means: dict[str, MaskedMean]) -> dict[str, MaskedMean]:
         """The means and that of the whole loss: its terms, each with its coefficient."""
-        if self._stage != POLICY:
+        if self._stage != POLICY or "loss" in means:
             return means
         settings, loss = self._settings, means["pg_loss"]
         if (entropy := means.get("entropy_loss")) is not None:
@@ -151,10 +156,14 @@ class SampleLosses:
         if self._plain:
             return plain_errors(self._settings, self._columns, self._mask, self._offsets)
         narrow = {name: values.float() for name, values in self._columns.items()}
-        rounded = self._with_loss(self._means(self._terms(narrow)))
+        tokens = self._terms(narrow)
+        if tokens.keys() != self._tokens.keys():
+            found, expected = (", ".join(one) for one in (tokens, self._tokens))
+            raise StageError(f"{self._stage}: gives {found} in float32, expected {expected}")
+        rounded = self._with_loss(self._means(tokens))
         sizes = self._means({name: values.abs() for name, values in self._tokens.items()})
         absolute = {name: one.mean for name, one in sizes.items()}
-        if self._stage == POLICY:
+        if self._stage == POLICY and "loss" not in absolute:
             coefs = {"entropy_loss": self._settings.entropy_coef}
             coefs |= {"pg_loss": 1.0, "kl_loss": self._settings.kl_loss_coef}
             terms = [abs(coefs[name]) * one for name, one in absolute.items() if name in coefs]

@@ -110,5 +110,6 @@ def _contracts(stages: Sequence[str | StageContract]) -> dict[str, StageContract
         contract = stage if isinstance(stage, StageContract) else StageContract(stage)
         if contract.stage in contracts:
             raise CaptureError(f"stage {contract.stage} is declared twice")
+        contract.check_implementation()
         contracts[contract.stage] = contract
     return contracts

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         Tolerance,
     )
     from trajreplay.schema.store import Store
-    from trajreplay.stages import Report
+    from trajreplay.stages import Report, RewardFunction
     from trajreplay.writer import CaptureBuilder
 
 
@@ -273,6 +273,7 @@ class Lake:
         closure: Literal["group", "cohort"] = "group",
         allow_partial: bool = False,
         require_stages: bool = False,
+        reward: RewardFunction | str | None = None,
         memory_bytes: int = 2 << 30,
         progress: Callable[[int, int], None] | None = None,
     ) -> Report:
@@ -292,6 +293,8 @@ class Lake:
             closure: Expand what is selected to whole groups, or to the whole cohort.
             allow_partial: Replay incomplete capture sets as far as they go; never a pass.
             require_stages: Make every stage that was not compared unverified.
+            reward: Recompute raw rewards with this function of one sample, or with that of this
+                name: `module:function`, or an entry point of the group `trajreplay.rewards`.
             memory_bytes: What samples in memory may take.
             progress: Called with the capture sets done and all of them.
 
@@ -300,10 +303,12 @@ class Lake:
 
         Raises:
             QueryError: The selection is wrong or selects nothing.
+            StageError: There is no reward function of that name.
             DatasetError: The lake cannot be listed.
         """
         from trajreplay.query import Selection
         from trajreplay.stages import replay
+        from trajreplay.stages.plugins import as_reward
 
         selection = Selection(
             where=where,
@@ -323,6 +328,7 @@ class Lake:
             self._catalog,
             selection,
             require_stages=require_stages,
+            reward=as_reward(reward),
             memory_bytes=memory_bytes,
             progress=progress,
         )

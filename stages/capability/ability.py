@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trajreplay.schema.contracts import Capability
+from trajreplay.stages.reuse import UserKernel
 
 LOG_PROB_SOURCES = {"old": "old_log_probs", "rollout": "rollout_log_probs"}
 
@@ -19,6 +20,7 @@ class Ability:
         reads: Columns that must be there.
         writes: Recorded columns and scalars that must be there to be compared.
         whole: Whether it takes all samples of the cohort, not only those of whole groups.
+        kernel: The user's function that recomputes it; None for the stage's own arithmetic.
     """
 
     capability: Capability
@@ -26,3 +28,4 @@ class Ability:
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     whole: bool = False
+    kernel: UserKernel | None = None
