@@ -179,3 +179,47 @@ def test_a_training_of_a_profile_passes(tmp_path: Path, name: str) -> None:
     _record(lake, _shares(), settings, settings)
     cohort = _replayed(lake)
     assert cohort.verdict in ("pass", "precision"), cohort.to_json()
+
+
+@pytest.mark.parametrize(
+    ("changes", "stage"),
+    [(WHITE, ESTIMATE), ({"reward.std_grouping": "batch"}, REWARD)],
+)
+def test_a_part_of_a_cohort_is_no_batch(lake: Lake, changes: dict[str, Any], stage: str) -> None:
+    settings = with_changes(PLAIN, changes)
+    _record(lake, _shares(), settings, settings)
+    cohort = the_cohort(lake.replay(groups=["g-0"]))
+    found = the_stage(cohort, stage)
+    assert (found.verdict, found.compared) == ("skipped", 0)
+    assert "--closure cohort" in found.message
+    whole = the_cohort(lake.replay(groups=["g-0"], closure="cohort"))
+    assert the_stage(whole, stage).verdict in ("pass", "precision")
+
+
+@pytest.mark.parametrize("aggregation", ["seq-mean-token-mean", "token-mean"])
+@pytest.mark.parametrize("stated", [None, "counted", "odd"])
+def test_a_mean_over_the_cohort_divides_by_what_it_counts(
+    lake: Lake, aggregation: str, stated: str | None
+) -> None:
+    """Rank 0 records the scalars of all ranks; a divisor that counts nothing is not believed."""
+    changes = {"loss.aggregation": aggregation, "loss.batch_reduction": "mean"}
+    settings, shares = with_changes(PLAIN, changes), _shares()
+    trainer = ComposedTrainer(settings, shares)
+    trainer.score()
+    trainer.estimate()
+    single = ComposedTrainer(settings, {0: [one for own in shares.values() for one in own]})
+    (scalars,) = single.policy_scalars()[0]
+    scalars.meaning = {"scope": "global", "reduction": "mean"}
+    if stated is not None:
+        tokens = sum(sum(one.mask) for one in single.samples)
+        count = len(single.samples) if aggregation == "seq-mean-token-mean" else tokens
+        scalars.meaning["denominator"] = float(count + (stated == "odd"))
+        if stated == "odd":
+            scalars.values = {
+                name: value * count / (count + 1) for name, value in scalars.values.items()
+            }
+    capture(
+        lake, shares, WAY, step_id=0, columns=COLUMNS, settings=settings, expected={0: [scalars]}
+    )
+    cohort = the_cohort(lake.replay())
+    assert cohort.verdict == ("unverified" if stated == "odd" else "pass"), cohort.to_json()
