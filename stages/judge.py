@@ -176,7 +176,7 @@ def _run_reused(block: Block, stage: str) -> None:
     findings, results = list(report.findings), list(report.stages)
     try:
         _STAGES[stage](block)
-        message = f"{stage} is recomputed by the {name}"
+        message = f"recomputed by the {name}"
         report.findings.append(Finding("kernel", "info", message, stage=stage))
     except StageError as error:
         result = StageResult(stage, "refused", message=error.message)

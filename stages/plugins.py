@@ -141,7 +141,7 @@ def _loading(what: str) -> Iterator[None]:
 
 def _origin(point: EntryPoint) -> str:
     dist = point.dist
-    return point.value if dist is None else f"{point.value} ({dist.name} {dist.version})"
+    return point.value if dist is None else f"{point.value} of {dist.name} {dist.version}"
 
 
 def _callable(function: object, what: str) -> Callable[..., Any]:

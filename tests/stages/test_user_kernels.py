@@ -94,9 +94,7 @@ def test_what_the_kernels_compute_passes(lake: Lake) -> None:
     assert set(verdicts(cohort).values()) == {"pass"}, cohort.to_json()
     assert all(the_stage(cohort, one).compared for one in NAMES)
     said = [one.message for one in cohort.findings if one.check == "kernel"]
-    assert said[3] == (
-        "loss.policy is recomputed by the kernel loss.policy:my_loss (acme:policy (acme 1.2))"
-    )
+    assert said[3] == "recomputed by the kernel loss.policy:my_loss (acme:policy of acme 1.2)"
 
 
 def test_without_the_kernels_the_same_training_diverges(lake: Lake) -> None:
@@ -198,7 +196,7 @@ def test_an_entry_point_that_two_packages_have_is_refused(
     site = write_package(tmp_path / "other", "other_acme", {KERNELS: points})
     monkeypatch.syspath_prepend(str(site))
     reason = refusals(_replayed(lake))
-    assert "acme:policy (acme 1.2) and other_acme:policy (other_acme 1.2)" in reason
+    assert "acme:policy of acme 1.2 and other_acme:policy of other_acme 1.2" in reason
 
 
 def test_only_the_cohort_whose_kernel_fails_is_refused(lake: Lake) -> None:
@@ -277,6 +275,6 @@ def test_a_package_that_pip_installed_recomputes_its_stages(
     _record(lake, shares, expected=scalars(shares))
     cohort = the_cohort(lake.replay())
     origins = {one.message.partition("(")[2] for one in cohort.findings if one.check == "kernel"}
-    assert "acme_wheel:policy (acme_wheel 1.2))" in origins
+    assert "acme_wheel:policy of acme_wheel 1.2)" in origins
     assert cohort.verdict == ("diverged" if wrong else "pass"), cohort.to_json()
     assert cohort.first_divergent_stage == ("advantage.kl" if wrong else None)
