@@ -44,7 +44,8 @@ class LoadedCohort:
         micro_batches: Samples that each (rank, micro-batch) holds in all.
         chained: Columns as their source rollouts recompute them, where they differ.
         linked: Whether source rollouts were there to take columns from.
-        scores: (S,) float64. Raw rewards as a reward function gives them.
+        rescored: Whether the replay has a reward function.
+        scores: (S,) float64. Raw rewards as that gives them.
         unscored: Why a reward function does not verify the raw rewards.
     """
 
@@ -61,6 +62,7 @@ class LoadedCohort:
     micro_batches: dict[tuple[int, str | None], int] = field(default_factory=dict)
     chained: dict[str, Tensor] = field(default_factory=dict)
     linked: bool = False
+    rescored: bool = False
     scores: Tensor | None = None
     unscored: str = ""
 

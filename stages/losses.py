@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from trajreplay.schema.policy import Tolerance
-from trajreplay.stages.block import Block
+from trajreplay.stages.block import Block, LoadedCohort
 from trajreplay.stages.compare import Look, compare_elements, compare_scalar
 from trajreplay.stages.coverage import POLICY, judge_coverage, name_unstated_terms
 from trajreplay.stages.kernels import scatter_sum_error
@@ -16,7 +16,7 @@ from trajreplay.stages.outputs import (
     recorded_outputs,
     sample_values,
 )
-from trajreplay.stages.report import Divergence
+from trajreplay.stages.report import Divergence, Finding
 from trajreplay.stages.sample_losses import SampleLosses
 
 
@@ -55,9 +55,23 @@ def _replay(block: Block, stage: str) -> None:
         noun="scalars",
     )
     for index, (cohort, found) in enumerate(zip(block.cohorts, outputs, strict=True)):
+        if block.kernel(stage) is not None:
+            _name_uncompared(cohort, stage, found, isolated)
         start, stop = block.packed.sample_bounds[index : index + 2]
         every = isolated.count(torch.arange(start, stop))
         judge_coverage(cohort, stage, found, isolated.count, every)
+
+
+def _name_uncompared(
+    cohort: LoadedCohort, stage: str, outputs: list[Recorded], losses: SampleLosses
+) -> None:
+    """Say which recorded scalars a kernel of the user does not give."""
+    left = sorted({one.output.field for one in outputs} - losses.means.keys())
+    if left:
+        message = f"recorded, and not among the terms of the kernel: {', '.join(left)}"
+        cohort.report.findings.append(
+            Finding("outputs.not-compared", "warning", message, stage=stage)
+        )
 
 
 def _compare(block: Block, outputs: list[Recorded], losses: SampleLosses) -> Look:

@@ -95,10 +95,14 @@ def _check_scored(tasks: list[Task], stages: tuple[str, ...]) -> None:
     name = "reward.raw"
     if stages and name not in stages:
         found = f"only {', '.join(stages)} are to be recomputed"
-    elif any(name in entry.contracts for task in tasks for entry in task.captures.entries):
+    elif any(
+        (contract := entry.contracts.get(name)) and contract.capability == "recompute"
+        for task in tasks
+        for entry in task.captures.entries
+    ):
         return
     else:
-        found = "no selected capture declares the stage"
+        found = "no selected capture declares that it can be recomputed"
     raise QueryError(
         f"a reward function was given for {name}, and {found}",
         hint=f"Declare {name} in Lake.capture(stages=[...]), or replay without the function.",

@@ -58,14 +58,14 @@ def replay_reward_post_process(block: Block) -> None:
             _warn_of_constant_groups(block, raw, looks)
     looks = isolated.with_echoes(looks)
     final, chained = isolated, None
-    if "raw_reward" in block.chained:
+    # Only a reward function recomputes raw rewards, here or in the rollouts that a step consumed.
+    if block.cohorts[0].rescored and "raw_reward" in block.chained:
         final = _Processed(block, block.chained["raw_reward"])
         compared = final.compare()
         chained = final.with_echoes(compared.looks)
     if compared.disagree is not None:
         recorded = block.packed.scalars("reward")
         block.chained["reward"] = torch.where(compared.disagree, final.values, recorded)
-    # Raw rewards are recomputed by a reward function only, here or in the rollouts of a step.
     scored = chained is not None or block.cohorts[0].scores is not None
     block.record(
         _STAGE,

@@ -67,6 +67,7 @@ def score_cohort(cohort: LoadedCohort, reward: Plugin) -> None:
         cohort: The cohort; afterwards it holds the scores, and no longer what was read for them.
         reward: The reward function.
     """
+    cohort.rescored = True
     if STAGE in cohort.abilities and cohort.table.num_rows:
         message = f"raw rewards are recomputed with {reward.origin}"
         cohort.report.findings.append(Finding("reward.function", "info", message, stage=STAGE))

@@ -318,6 +318,13 @@ def test_a_sample_that_the_settings_leave_out_is_not_scored(lake: Lake) -> None:
     assert _replayed(lake, partly).verdict == "pass"
 
 
+def test_a_handoff_that_differs_chains_as_before_without_a_function(lake: Lake) -> None:
+    _write(lake, stages=("sample", RAW, PROCESSED))
+    _write(lake, raw={5: 9.0}, used={5: 9.0}, step_id=0, stages=("sample", PROCESSED, ESTIMATE))
+    processed = the_stage(the_cohort(lake.replay()), PROCESSED)
+    assert (processed.verdict, processed.chained, processed.inherited) == ("pass", None, False)
+
+
 def test_a_step_inherits_what_its_rollout_scores_otherwise(lake: Lake) -> None:
     place = {"stages": ("sample", RAW, PROCESSED)}
     _write(lake, raw={5: 9.0}, used={5: 9.0}, **place)  # type: ignore[arg-type]
@@ -328,7 +335,7 @@ def test_a_step_inherits_what_its_rollout_scores_otherwise(lake: Lake) -> None:
 
 def test_a_function_that_would_not_be_called_is_refused(lake: Lake) -> None:
     _write(lake, stages=(PROCESSED, ESTIMATE))
-    with pytest.raises(QueryError, match="no selected capture declares the stage"):
+    with pytest.raises(QueryError, match="no selected capture declares that it can"):
         lake.replay(reward=graded)
     _write(lake, rollout_id=1)
     lake.refresh()

@@ -147,6 +147,18 @@ def test_a_wrong_scalar_diverges_at_its_loss(lake: Lake, name: str) -> None:
     assert [(one.field, one.rank) for one in the_stage(cohort, stage).divergences] == [(name, 1)]
 
 
+def test_a_recorded_scalar_that_the_kernel_does_not_give_is_said(lake: Lake) -> None:
+    shares = _shares()
+    expected = scalars(shares)
+    for one in expected[0]:
+        one.values = {**one.values, "grad_norm": 1.0}
+    _record(lake, shares, expected=expected)
+    cohort = the_cohort(lake.replay())
+    said = [one.message for one in cohort.findings if one.check == "outputs.not-compared"]
+    assert said == ["recorded, and not among the terms of the kernel: grad_norm"] * 2
+    assert cohort.verdict == "pass"
+
+
 @pytest.mark.parametrize(
     ("kernel", "reason"),
     [
