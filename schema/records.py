@@ -37,6 +37,7 @@ class SampleRecord:
         group_size: Members that the group had when it was normalised, if known.
         weight_versions: (start, stop, version) spans of response tokens and the weights that
             sampled them.
+        trajectory_id: The trajectory that it is a fragment of, where one was cut into several.
         truncated: Whether it was cut at the length limit.
         prompt, response, label, tool_output: Text, stored only as the redaction policy allows.
     """
@@ -55,6 +56,7 @@ class SampleRecord:
     rollout_partition_id: str | None = None
     consumer_batch_id: str | None = None
     micro_batch_id: str | None = None
+    trajectory_id: str | None = None
     weight_versions: Sequence[tuple[int, int, int]] | None = None
     truncated: bool | None = None
     prompt: str | None = None

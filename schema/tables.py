@@ -59,6 +59,13 @@ _PROVENANCE = (
         "provenance",
         nullable=True,
     ),
+    Column(
+        "trajectory_id",
+        pa.string(),
+        "Trajectory that it is a fragment of.",
+        "provenance",
+        nullable=True,
+    ),
     Column("truncated", pa.bool_(), "Cut at the length limit.", "provenance", nullable=True),
 )
 _TEXT = tuple(

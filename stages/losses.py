@@ -17,7 +17,7 @@ from trajreplay.stages.outputs import (
     sample_values,
 )
 from trajreplay.stages.report import Divergence, Finding
-from trajreplay.stages.sample_losses import SampleLosses
+from trajreplay.stages.sample_losses import SampleLosses, token_reads
 
 
 def replay_loss_policy(block: Block) -> None:
@@ -31,7 +31,7 @@ def replay_loss_value(block: Block) -> None:
 
 
 def _replay(block: Block, stage: str) -> None:
-    reads = block.cohorts[0].abilities[stage].reads
+    reads = token_reads(block, stage)
     isolated = SampleLosses(block, stage, {})
     consumed = {*reads, "loss_mask"} - {"log_probs", "values"}
     replaced = {name: block.chained[name] for name in sorted(consumed & set(block.chained))}

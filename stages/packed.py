@@ -91,6 +91,11 @@ class Packed:
         return torch.from_numpy(_divided(self.cohorts.numpy(), self.ranks))
 
     @cached_property
+    def trajectories(self) -> Tensor:
+        """(S,) int64. The trajectory of each sample, numbered over all cohorts."""
+        return torch.from_numpy(self._named("trajectory_id"))
+
+    @cached_property
     def consumer_batches(self) -> Tensor:
         """(S,) int64. The consumer batch of each sample, numbered over all cohorts."""
         return torch.from_numpy(self._named("consumer_batch_id"))

@@ -51,7 +51,7 @@ def replay_reward_post_process(block: Block) -> None:
     isolated = _Processed(block, raw)
     compared = isolated.compare()
     looks = compared.looks
-    if settings.grouping == "group":
+    if settings.grouping == "group" and settings.unit == "sample":
         sizes = _group_size_looks(block, compared.disagree)
         looks = [look.merged(size) for look, size in zip(looks, sizes, strict=True)]
         if settings.divide_by_std and block.kernel(_STAGE) is None:
@@ -187,7 +187,9 @@ def _inputs(block: Block) -> RewardInputs:
     cut = settings.stop_properly_coef is not None and block.kernel(_STAGE) is None
     truncated = packed.scalars("truncated") != 0 if cut else None
     trained = segment_sum(packed.weights, packed.offsets)
-    return RewardInputs(group, packed.cohorts, packed.lengths, trained, truncated)
+    by_trajectory = settings.unit == "trajectory"
+    trajectory = packed.trajectories if by_trajectory else None
+    return RewardInputs(group, packed.cohorts, packed.lengths, trained, trajectory, truncated)
 
 
 def _group_size_looks(block: Block, disagree: Tensor | None) -> list[Look]:

@@ -23,9 +23,15 @@ from trajreplay.stages.kernels import (
     MaskedMean,
     MeanError,
     policy_loss,
+    scatter_sum,
     segment_sum,
     seq_mean_token_mean,
 )
+
+
+def token_reads(block: Block, stage: str) -> tuple[str, ...]:
+    """The token columns that a stage of a block reads."""
+    return tuple(one for one in block.cohorts[0].abilities[stage].reads if block.per_token(one))
 
 
 class SampleLosses:
@@ -48,8 +54,10 @@ class SampleLosses:
         self._weights = self._mask.double() if "loss_mask" in replaced else block.packed.weights
         self._columns = {
             name: replaced[name] if name in replaced else block.packed.tokens(name)
-            for name in block.cohorts[0].abilities[stage].reads
+            for name in token_reads(block, stage)
         }
+        shared = stage == POLICY and self._settings.fragments == "shared"
+        self._trajectories = block.packed.trajectories if shared else None
         self._tokens = self._terms(self._columns)
         self._summed: tuple[Tensor, dict[str, float]] | None = None
 
@@ -75,7 +83,20 @@ class SampleLosses:
                 values.double(), self._weights, self._offsets, denominator=counts
             )
             counts = means[name].denominator
-        return means
+        if self._shared is None:
+            return means
+        return {
+            name: MaskedMean(one.numerator / self._shared, one.numerator, one.denominator)
+            for name, one in means.items()
+        }
+
+    @cached_property
+    def _shared(self) -> Tensor | None:
+        """(S,) Trained tokens of each sample's trajectory; None where each divides by its own."""
+        if self._trajectories is None:
+            return None
+        count = int(self._trajectories.max()) + 1 if len(self._trajectories) else 0
+        return scatter_sum(self._trained, self._trajectories, count)[self._trajectories].clamp(1.0)
 
     def _with_loss(self, means: dict[str, MaskedMean]) -> dict[str, MaskedMean]:
         """The means and that of the whole loss: its terms, each with its coefficient."""
@@ -121,6 +142,8 @@ class SampleLosses:
     def count(self, samples: Tensor) -> float:
         """What a mean over samples divides by, unless another number is recorded."""
         settings = self._settings
+        if self._trajectories is not None:
+            return float(len(torch.unique(self._trajectories[samples])))
         if self._by_mean and settings.denominator_rows == "all":
             return float(len(samples))
         trained = self._trained[samples]

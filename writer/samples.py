@@ -20,7 +20,10 @@ from trajreplay.writer.encode import ListColumn, encode_column
 from trajreplay.writer.flatten import Array
 from trajreplay.writer.ragged import mask_problems
 
-_IDS = ("sample_id", "group_id", "rollout_partition_id", "consumer_batch_id", "micro_batch_id")
+_IDS = (
+    *("sample_id", "group_id", "rollout_partition_id", "consumer_batch_id", "micro_batch_id"),
+    "trajectory_id",
+)
 _REWARDS = ("raw_reward", "reward")
 _TEXTS = ("prompt", "response", "label", "tool_output")
 _COUNTS = {

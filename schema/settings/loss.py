@@ -48,6 +48,9 @@ class LossSettings:
         kl_loss_clamp: Bounds of that estimate.
         kl_loss_log_ratio_clamp: Bounds of the log ratio that it is made of.
         kl_loss_weighted: Whether it is multiplied by the ratio of current to old probabilities.
+        fragments: What the mean over the tokens of a sample divides by: its `own` trained tokens,
+            or those of all fragments of its trajectory, `shared`; a mean over samples then divides
+            by trajectories.
         denominator_rows: Samples that count in a mean over samples: `all`, or those
             `with-tokens`.
         constant_norm: What `constant-norm` divides by.
@@ -84,6 +87,7 @@ class LossSettings:
     kl_loss_clamp: Interval | None = interval(None)
     kl_loss_log_ratio_clamp: Interval | None = interval(None)
     kl_loss_weighted: bool = flag(False)
+    fragments: str = name("own", "shared")
     denominator_rows: str = name("all", "with-tokens")
     constant_norm: float | None = number(None)
 

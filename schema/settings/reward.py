@@ -15,6 +15,8 @@ class RewardSettings:
         grouping: Which samples share statistics: `group`, those of one prompt; `batch`, all of the
             cohort; `consumer-batch`, those handed over together; `stride`, every
             `n_samples_per_prompt` rows of a rank, in row order; `none` for rewards used as given.
+        unit: What is normalised: every `sample`, or every `trajectory` once, however many fragments
+            it was cut into.
         n_samples_per_prompt: Members that every group must have; None leaves it unchecked.
         baseline: Subtracted from the reward: `mean`, `leave-one-out` (of the other members),
             `length-weighted` (by response tokens) or `none`.
@@ -44,6 +46,7 @@ class RewardSettings:
     """
 
     grouping: str = name("group", "none", "batch", "consumer-batch", "stride")
+    unit: str = name("sample", "trajectory")
     n_samples_per_prompt: int | None = count(None)
     baseline: str = name("mean", "none", "leave-one-out", "length-weighted")
     divide_by_std: bool = flag(True)

@@ -47,7 +47,8 @@ def _takes_whole(stage: str, settings: Settings) -> bool:
     """Whether samples of other groups enter the result of one."""
     reward, advantage = settings.reward, settings.advantage
     if stage == "reward.post_process":
-        return reward.grouping not in ("group", "none") or reward.std_grouping == "batch"
+        by_batch = reward.grouping not in ("group", "none") or reward.std_grouping == "batch"
+        return by_batch or reward.unit == "trajectory"
     if stage == "advantage.estimate":
         return advantage.whiten != "none"
     return False
@@ -115,6 +116,8 @@ def _of_losses(settings: Settings) -> Iterator[str]:
         yield f"loss.correction is {loss.correction!r} and loss.correction_bounds are not stated"
     if loss.aggregation == "constant-norm" and not loss.constant_norm:
         yield "loss.aggregation is 'constant-norm' and loss.constant_norm is not stated"
+    if loss.fragments == "shared" and loss.aggregation != "seq-mean-token-mean":
+        yield f"loss.fragments are 'shared' and loss.aggregation is {loss.aggregation!r}"
     if loss.surrogate in ("reinforce", "sapo") and loss.dual_clip is not None:
         yield f"loss.dual_clip is stated and loss.surrogate is {loss.surrogate!r}, which has none"
 
@@ -123,7 +126,8 @@ def _reward_needs(settings: Settings, columns: Collection[str]) -> _Needs:
     reward = settings.reward
     by = {"group": ("group_id",), "consumer-batch": ("consumer_batch_id",)}
     cut = ("truncated",) if reward.stop_properly_coef is not None else ()
-    return ("raw_reward", *by.get(reward.grouping, ()), *cut), ("reward",)
+    whole = ("trajectory_id",) if reward.unit == "trajectory" else ()
+    return ("raw_reward", *by.get(reward.grouping, ()), *cut, *whole), ("reward",)
 
 
 def _kl_needs(settings: Settings, columns: Collection[str]) -> _Needs:
@@ -159,6 +163,8 @@ def _policy_needs(settings: Settings, columns: Collection[str]) -> _Needs:
         reads["rollout_log_probs"] = None
     if loss.kl_loss_coef:
         reads["ref_log_probs"] = None
+    if loss.fragments == "shared":
+        reads["trajectory_id"] = None
     scalars = ["loss", "pg_loss"]
     # Without a bonus the loss does not read the entropy, so a capture may leave it out.
     if loss.entropy_coef != 0 or "entropy" in columns:

@@ -73,7 +73,7 @@ def _reward(settings: Settings) -> Tensor:
         one,
         torch.tensor(_LENGTHS),
         segment_sum(torch.tensor(_MASK).double(), _offsets()),
-        truncated,
+        truncated=truncated,
     )
     return processed_rewards(settings.reward, torch.tensor(_REWARDS).double(), given).abs().sum()
 
