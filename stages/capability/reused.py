@@ -78,6 +78,10 @@ def _contradictions(stage: str, settings: Settings) -> Iterator[str]:
     by_stride = stage == "reward.post_process" and reward.grouping == "stride"
     if by_stride and not reward.n_samples_per_prompt:
         yield "reward.grouping is 'stride' and reward.n_samples_per_prompt is not stated"
+    if stage == "loss.policy" and loss.fragments == "shared":
+        yield "loss.fragments are 'shared'; what a kernel gives is averaged over a sample's own tokens"
+    if stage == "reward.post_process" and reward.unit == "trajectory":
+        yield "reward.unit is 'trajectory'; a kernel is given the rewards of samples"
     by_norm = stage.startswith("loss.") and loss.aggregation == "constant-norm"
     if by_norm and not loss.constant_norm:
         yield "loss.aggregation is 'constant-norm' and loss.constant_norm is not stated"
