@@ -4,14 +4,21 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO ?=
 PYTEST ?= -n auto
+ORACLES := .venv-oracles
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-oracles install-oracles lint bench clean
 
 demo: $(VENV)/.run
 	$(BIN)/trajreplay demo $(DEMO)
 
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST)
+
+# Other frameworks have a .venv of their own: they pin what this project does not need.
+test-oracles: install-oracles
+	OMP_NUM_THREADS=1 $(ORACLES)/bin/python -m pytest -m oracle --hypothesis-profile=oracle -rs $(PYTEST) tests/oracles
+
+install-oracles: $(ORACLES)/.installed
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -22,7 +29,7 @@ bench: $(VENV)/.run
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.run
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(ORACLES) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -37,3 +44,10 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,lint]'
 	@touch $@ $(VENV)/.run
+
+$(ORACLES)/.installed: pyproject.toml constraints.txt tests/oracles/requirements.txt
+	test -x $(ORACLES)/bin/python || $(PYTHON) -m venv $(ORACLES) || { rm -rf $(ORACLES); exit 1; }
+	@echo '*' > $(ORACLES)/.gitignore
+	$(ORACLES)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(ORACLES)/bin/python -m pip install --quiet --no-deps --requirement tests/oracles/requirements.txt
+	@touch $@
