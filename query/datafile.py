@@ -12,9 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trajreplay.schema.columns import Table
-from trajreplay.schema.digest import bytes_digest, canonical_type, footer_bytes, footer_digest
+from trajreplay.schema.digest import canonical_type
 from trajreplay.schema.entry import DataFile
 from trajreplay.schema.errors import DatasetError, SchemaError
+from trajreplay.schema.filedigest import bytes_digest, footer_bytes, footer_digest
 from trajreplay.schema.store import Store
 from trajreplay.schema.tables import TABLES
 

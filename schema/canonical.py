@@ -7,8 +7,8 @@ import math
 import struct
 from typing import Any
 
-from trajreplay.schema.digest import bytes_digest
 from trajreplay.schema.errors import DatasetError
+from trajreplay.schema.filedigest import bytes_digest
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 16

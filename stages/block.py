@@ -2,108 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
 
-from trajreplay.schema.contracts import STAGE_NAMES, STAGE_OF_COLUMN
-from trajreplay.schema.entry import Entry
-from trajreplay.schema.policy import Tolerance, tolerance_of
-from trajreplay.schema.settings import Settings
-from trajreplay.stages.capability import Ability
+from trajreplay.schema.contracts import STAGE_OF_COLUMN
+from trajreplay.schema.policy import Tolerance
+from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.compare import Active, Look
 from trajreplay.stages.packed import Packed
-from trajreplay.stages.report import CohortReport, Divergence, Finding, StageResult
+from trajreplay.stages.report import Divergence, Finding, StageResult
 from trajreplay.stages.reuse import UserKernel
-
-# Read as text, and refused where a stage cannot do without.
-_NULLABLE = ("group_id", "micro_batch_id")
-
-
-@dataclass
-class LoadedCohort:
-    """One capture set under replay, its samples in memory.
-
-    Args:
-        report: What is found about it.
-        settings: The arithmetic in force.
-        owners: Entries of the captures that own its samples, by rank.
-        table: The samples to replay: rows of the owners, in order of rank and row.
-        rows: Samples that each owner holds in all, before a selection.
-        abilities: Stages to recompute, and what each needs.
-        whole: Whether `table` is the whole cohort.
-        lacking: Columns that some sample lacks.
-        finite: Columns without NaN and infinities, as the seals of the verified files count them.
-        dtypes: dtype in which the producer held each recorded column.
-        micro_batches: Samples that each (rank, micro-batch) holds in all.
-        chained: Columns as their source rollouts recompute them, where they differ.
-        linked: Whether source rollouts were there to take columns from.
-        rescored: Whether the replay has a reward function.
-        scores: (S,) float64. Raw rewards as that gives them.
-        unscored: Why a reward function does not verify the raw rewards.
-    """
-
-    report: CohortReport
-    settings: Settings
-    owners: list[Entry]
-    table: pa.Table
-    rows: dict[int, int]
-    abilities: dict[str, Ability]
-    whole: bool
-    lacking: tuple[str, ...]
-    finite: frozenset[str]
-    dtypes: dict[str, str]
-    micro_batches: dict[tuple[int, str | None], int] = field(default_factory=dict)
-    chained: dict[str, Tensor] = field(default_factory=dict)
-    linked: bool = False
-    rescored: bool = False
-    scores: Tensor | None = None
-    unscored: str = ""
-
-    @cached_property
-    def stages(self) -> list[str]:
-        """Stages to recompute, in order."""
-        return [name for name in STAGE_NAMES if name in self.abilities]
-
-    @cached_property
-    def micro_batch_names(self) -> np.ndarray[Any, Any]:
-        """(S,) The micro-batch of each row of `table`."""
-        return np.asarray(self.table["micro_batch_id"].to_pylist(), object)
-
-    def drop_incomplete(self) -> None:
-        """Leave out columns that some sample lacks: no stage reads them, and none can be packed."""
-        some = [name for name in self.lacking if name not in _NULLABLE]
-        if some:
-            self.table = self.table.drop_columns(some)
-            self.chained = {name: one for name, one in self.chained.items() if name not in some}
-
-    @property
-    def plan(self) -> tuple[object, ...]:
-        """Cohorts of equal plans can be packed together."""
-        own = (one for entry in self.owners for one in entry.tolerances.items())
-        claims = [self.owners[0].contracts[stage] for stage in self.stages]
-        return (
-            id(self.settings),  # captures of one run share it
-            tuple((one.stage, one.version, one.implementation) for one in claims),
-            self.scores is None,
-            tuple(self.table.column_names),
-            tuple(sorted(self.dtypes.items())),
-            frozenset(own),
-        )
-
-    def tolerance(self, stage: str, dtype: str = "float32") -> Tolerance:
-        """The policy's tolerance, tightened by the captures' own where they have one."""
-        policy = tolerance_of(dtype)
-        for entry in self.owners:
-            if stage in entry.tolerances:
-                policy = policy.tightened(entry.tolerances[stage])
-        return policy
 
 
 class Block:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from trajreplay.schema.contracts import stage_named
 from trajreplay.schema.settings import LOSS_TERMS
-from trajreplay.stages.block import LoadedCohort
+from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.outputs import Recorded, is_stated
 from trajreplay.stages.report import Finding
 

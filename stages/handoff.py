@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from trajreplay.stages.block import LoadedCohort
 from trajreplay.stages.checks import source_pairs
+from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.compare import EXAMPLES, Look
 from trajreplay.stages.notes import HALF_DTYPES
 from trajreplay.stages.packed import list_lengths, packed_values

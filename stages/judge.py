@@ -14,7 +14,8 @@ from trajreplay.schema.contracts import STAGE_NAMES
 from trajreplay.schema.errors import StageError, TrajReplayError
 from trajreplay.schema.store import Store
 from trajreplay.stages.advantages import replay_advantage_estimate, replay_advantage_kl
-from trajreplay.stages.block import Block, LoadedCohort
+from trajreplay.stages.block import Block
+from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.loading import Task, load_cohort
 from trajreplay.stages.losses import replay_loss_policy, replay_loss_value
 from trajreplay.stages.plugins import Plugin

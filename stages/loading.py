@@ -18,7 +18,6 @@ from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError, TrajReplayError
 from trajreplay.schema.store import Store
 from trajreplay.schema.tables import SAMPLE_TABLES
-from trajreplay.stages.block import LoadedCohort
 from trajreplay.stages.checks import (
     check_agreement,
     check_groups,
@@ -29,6 +28,7 @@ from trajreplay.stages.checks import (
     check_unique,
     check_whole,
 )
+from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.notes import (
     held_dtypes,
     note_copies,

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from trajreplay.schema.policy import Tolerance
-from trajreplay.stages.block import Block, LoadedCohort
+from trajreplay.stages.block import Block
+from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.compare import Look, compare_elements, compare_scalar
 from trajreplay.stages.coverage import POLICY, judge_coverage, name_unstated_terms
 from trajreplay.stages.kernels import scatter_sum_error

@@ -13,7 +13,7 @@ from trajreplay.query.capture_sets import CaptureSet
 from trajreplay.schema.contracts import STAGE_NAMES, STAGE_OF_COLUMN, stage_named
 from trajreplay.schema.entry import Entry, Output
 from trajreplay.schema.tables import SAMPLE_TABLES
-from trajreplay.stages.block import LoadedCohort
+from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.packed import list_lengths, packed_values
 from trajreplay.stages.report import CohortReport, Finding
 

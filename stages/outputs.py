@@ -13,7 +13,8 @@ from torch import Tensor
 
 from trajreplay.schema.entry import Entry, Output
 from trajreplay.schema.policy import Tolerance
-from trajreplay.stages.block import Block, LoadedCohort
+from trajreplay.stages.block import Block
+from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.compare import Look, compare_elements
 
 

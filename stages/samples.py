@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from trajreplay.schema.lists import elements
-from trajreplay.stages.block import LoadedCohort
+from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.compare import EXAMPLES, Look
 from trajreplay.stages.handoff import compare_handoffs
 from trajreplay.stages.packed import list_lengths, packed_values

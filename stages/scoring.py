@@ -11,7 +11,8 @@ from torch import Tensor
 
 from trajreplay.schema.errors import StageError
 from trajreplay.schema.policy import Redaction
-from trajreplay.stages.block import Block, LoadedCohort
+from trajreplay.stages.block import Block
+from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.compare import Look, compare_elements
 from trajreplay.stages.kernels import half_ulp
 from trajreplay.stages.plugins import Plugin, guarded

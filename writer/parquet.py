@@ -12,8 +12,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trajreplay.schema.columns import Column, Table
-from trajreplay.schema.digest import column_digest, file_digest, footer_digest
+from trajreplay.schema.digest import column_digest
 from trajreplay.schema.entry import ColumnSeal
+from trajreplay.schema.filedigest import file_digest, footer_digest
 from trajreplay.writer.encode import ListColumn
 from trajreplay.writer.flatten import Array
 

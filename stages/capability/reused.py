@@ -79,7 +79,7 @@ def _contradictions(stage: str, settings: Settings) -> Iterator[str]:
     if by_stride and not reward.n_samples_per_prompt:
         yield "reward.grouping is 'stride' and reward.n_samples_per_prompt is not stated"
     if stage == "loss.policy" and loss.fragments == "shared":
-        yield "loss.fragments are 'shared'; terms of a kernel are averaged over a sample's own tokens"
+        yield "loss.fragments are 'shared'; what a kernel gives is averaged sample by sample"
     if stage == "reward.post_process" and reward.unit == "trajectory":
         yield "reward.unit is 'trajectory'; a kernel is given the rewards of samples"
     by_norm = stage.startswith("loss.") and loss.aggregation == "constant-norm"

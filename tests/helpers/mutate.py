@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 from trajreplay import Lake
 from trajreplay.schema import CaptureKey, Entry, Output
 from trajreplay.schema.canonical import dump_signed
-from trajreplay.schema.digest import bytes_digest, footer_digest
 from trajreplay.schema.entry_codec import dump_entry, load_entry
+from trajreplay.schema.filedigest import bytes_digest, footer_digest
 from trajreplay.schema.layout import entry_path
 from trajreplay.schema.tables import TABLES
 from trajreplay.writer.parquet import seal_columns, write_table

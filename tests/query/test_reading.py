@@ -15,8 +15,9 @@ from trajreplay import DatasetError, Lake, SchemaError
 from trajreplay.query import read_columns
 from trajreplay.query.scanning import read_batches
 from trajreplay.schema import CaptureKey, Entry
-from trajreplay.schema.digest import column_digest, footer_digest
+from trajreplay.schema.digest import column_digest
 from trajreplay.schema.entry import ColumnSeal, DataFile
+from trajreplay.schema.filedigest import footer_digest
 from trajreplay.schema.localstore import LocalStore
 from trajreplay.schema.tables import ROLLOUTS, STEPS
 

@@ -18,8 +18,8 @@ from trajreplay.schema.canonical import (
     read_float,
     write_float,
 )
-from trajreplay.schema.digest import bytes_digest
 from trajreplay.schema.errors import DatasetError
+from trajreplay.schema.filedigest import bytes_digest
 
 
 def signed(body: bytes) -> bytes:
