@@ -128,7 +128,7 @@ def _is_shard(
 ) -> bool:
     """Whether a rank of a context-parallel group holds just its tokens of a column."""
     place = entry.parallel
-    if place.context_size == 1 or not lengths.keys() >= set(_LENGTHS) or values.null_count:
+    if place.context_size == 1 or not lengths.keys() >= set(_LENGTHS):
         return False
     held = shard_lengths(
         column.name,
@@ -137,9 +137,10 @@ def _is_shard(
         lengths["total_length"].to_numpy(),
         lengths["response_length"].to_numpy(),
     )
-    return held is not None and pa.array(held).equals(
-        pc.list_value_length(values).combine_chunks().cast(pa.int64())
-    )
+    if held is None:
+        return False
+    found = pc.list_value_length(values)
+    return not pc.any(pc.not_equal(found.cast(pa.int64()), pa.array(held))).as_py()
 
 
 def _length_problems(

@@ -89,13 +89,17 @@ def _odd_denominators(
     cohort: LoadedCohort, stated: list[Recorded], count: Callable[[Tensor], float], every: float
 ) -> list[str]:
     """Scalars divided by a number that counts nothing of theirs: nothing says that it is right."""
-    settled = cohort.settings.loss.batch_reduction
-    noun = "trained tokens" if cohort.settings.loss.aggregation == "token-mean" else "samples"
+    loss = cohort.settings.loss
+    settled = loss.batch_reduction
+    noun = "trained tokens" if loss.aggregation == "token-mean" else "samples"
+    by_rows = noun == "samples" and (loss.denominator_rows, loss.fragments) == ("all", "own")
     odd: list[str] = []
     for one in stated:
         output, mine = one.output, count(one.samples)
         counts: set[float | None] = {mine, every}
-        if noun == "samples":
+        if loss.aggregation == "constant-norm":
+            counts = {loss.constant_norm}
+        elif by_rows:
             counts |= {cohort.owners[0].cohort_size, sum(cohort.rows.values()), len(one.samples)}
         divided = output.denominator if output.values is None else None
         if divided is not None and divided not in counts:

@@ -11,7 +11,7 @@ import torch
 from trajreplay.query.capture_sets import CaptureSets
 from trajreplay.query.catalog import Cohort
 from trajreplay.schema.contracts import STAGE_NAMES
-from trajreplay.schema.errors import StageError, TrajReplayError
+from trajreplay.schema.errors import TrajReplayError
 from trajreplay.schema.store import Store
 from trajreplay.stages.advantages import replay_advantage_estimate, replay_advantage_kl
 from trajreplay.stages.block import Block
@@ -148,38 +148,33 @@ def _judge(cohorts: list[LoadedCohort], sources: Sources) -> None:
 
 
 def _run(block: Block, sources: Sources) -> None:
-    """Run the stages of a block; what a kernel refuses is refused of the cohort alone."""
+    """Run the stages of a block; what a kernel refuses is refused of its cohort's stage alone."""
     before = [(len(one.report.stages), len(one.report.findings)) for one in block.cohorts]
     try:
-        for stage in block.stages:
-            if stage not in _STAGES:
-                continue
-            if block.kernel(stage) is None:
+        for stage in [one for one in block.stages if one in _STAGES]:
+            if len(block.cohorts) > 1:
                 _STAGES[stage](block)
             else:
-                _run_reused(block, stage)
-    except TrajReplayError as error:
+                _run_alone(block, stage)
+    except TrajReplayError:  # of some cohort: each again by itself
         for cohort, (stages, findings) in zip(block.cohorts, before, strict=True):
             del cohort.report.stages[stages:], cohort.report.findings[findings:]
-            if len(block.cohorts) > 1:
-                _run(Block([cohort]), sources)
-            else:
-                cohort.report.refusal = error.message
-                cohort.report.findings.append(Finding("refused", "error", error.message))
+            _run(Block([cohort]), sources)
         return
     _remember(block, sources)
 
 
-def _run_reused(block: Block, stage: str) -> None:
-    """Run a stage with a kernel of the user; where that fails, the stage alone is refused."""
+def _run_alone(block: Block, stage: str) -> None:
+    """Run a stage of one cohort; where that fails, the stage is refused and the others go on."""
     (cohort,), kernel = block.cohorts, block.kernel(stage)
-    report, name = cohort.report, kernel.what if kernel is not None else ""
+    report = cohort.report
     findings, results = list(report.findings), list(report.stages)
     try:
         _STAGES[stage](block)
-        message = f"recomputed by the {name}"
-        report.findings.append(Finding("kernel", "info", message, stage=stage))
-    except StageError as error:
+        if kernel is not None:
+            message = f"recomputed by the {kernel.what}"
+            report.findings.append(Finding("kernel", "info", message, stage=stage))
+    except TrajReplayError as error:
         result = StageResult(stage, "refused", message=error.message)
         report.findings, report.stages = findings, [*results, result]
         block.stages = [one for one in block.stages if one != stage]

@@ -38,7 +38,8 @@ from trajreplay.stages.notes import (
 )
 from trajreplay.stages.recipe import Recipes
 from trajreplay.stages.report import CohortReport, Finding
-from trajreplay.stages.shards import Part, whole_samples
+from trajreplay.stages.shard_outputs import Part
+from trajreplay.stages.shards import whole_samples
 from trajreplay.stages.sources import Source, Sources, fill_from_sources
 
 

@@ -56,8 +56,7 @@ def _replay(block: Block, stage: str) -> None:
         noun="scalars",
     )
     for index, (cohort, found) in enumerate(zip(block.cohorts, outputs, strict=True)):
-        if block.kernel(stage) is not None:
-            _name_uncompared(cohort, stage, found, isolated)
+        _name_uncompared(cohort, stage, found, isolated)
         start, stop = block.packed.sample_bounds[index : index + 2]
         every = isolated.count(torch.arange(start, stop))
         judge_coverage(cohort, stage, found, isolated.count, every)
@@ -66,10 +65,13 @@ def _replay(block: Block, stage: str) -> None:
 def _name_uncompared(
     cohort: LoadedCohort, stage: str, outputs: list[Recorded], losses: SampleLosses
 ) -> None:
-    """Say which recorded scalars a kernel of the user does not give."""
+    """Say which recorded scalars the settings, or a kernel of the user, do not give."""
     left = sorted({one.output.field for one in outputs} - losses.means.keys())
     if left:
-        message = f"recorded, and not among the terms of the kernel: {', '.join(left)}"
+        message = (
+            f"recorded and compared with nothing: {', '.join(left)}; under the settings there is "
+            "no such term"
+        )
         cohort.report.findings.append(
             Finding("outputs.not-compared", "warning", message, stage=stage)
         )

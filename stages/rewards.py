@@ -37,12 +37,28 @@ def replay_reward_raw(block: Block) -> None:
     for look, (start, stop) in zip(looks, block.spans("raw_reward"), strict=True):
         look.compared += stop - start
     # Where missing rewards are part of the arithmetic, one that is NaN is no fault.
-    inputs = () if block.settings.reward.missing == "exclude" else ("raw_reward",)
+    excluded = block.settings.reward.missing == "exclude"
+    inputs = () if excluded else ("raw_reward",)
+    if excluded:
+        looks = [look.merged(one) for look, one in zip(looks, _infinite(block), strict=True)]
     block.record(_RAW, looks, inputs=inputs, noun="samples")
     for cohort in block.cohorts:
         result = cohort.report.stages[-1]
         if cohort.unscored and result.verdict != "diverged":
             result.verdict, result.message = "unverified", cohort.unscored
+
+
+def _infinite(block: Block) -> list[Look]:
+    """Infinite raw rewards, which are wrong where those that are NaN are merely missing."""
+    raw, looks = block.packed.scalars("raw_reward"), []
+    for start, stop in block.spans("raw_reward"):
+        places = (raw[start:stop].isinf().nonzero().squeeze(1) + start).tolist()
+        examples = [
+            block.sample_divergence("raw_reward", one, float(raw[one]), torch.nan)
+            for one in places[:EXAMPLES]
+        ]
+        looks.append(Look(0, len(places), 0, torch.nan if places else 0.0, examples))
+    return looks
 
 
 def replay_reward_post_process(block: Block) -> None:
@@ -51,10 +67,11 @@ def replay_reward_post_process(block: Block) -> None:
     isolated = _Processed(block, raw)
     compared = isolated.compare()
     looks = compared.looks
-    if settings.grouping == "group" and settings.unit == "sample":
+    if settings.grouping in ("group", "stride") and settings.unit == "sample":
         sizes = _group_size_looks(block, compared.disagree)
         looks = [look.merged(size) for look, size in zip(looks, sizes, strict=True)]
-        if settings.divide_by_std and block.kernel(_STAGE) is None:
+        by_name = settings.grouping == "group"
+        if by_name and settings.divide_by_std and block.kernel(_STAGE) is None:
             _warn_of_constant_groups(block, raw, looks)
     looks = isolated.with_echoes(looks)
     final, chained = isolated, None
@@ -199,7 +216,8 @@ def _group_size_looks(block: Block, disagree: Tensor | None) -> list[Look]:
     """
     expected = block.settings.reward.n_samples_per_prompt
     looks = [Look() for _ in block.cohorts]
-    groups = block.packed.groups
+    by_name = block.settings.reward.grouping == "group"
+    groups = block.packed.groups if by_name else _inputs(block).group
     if expected is None or not len(groups):
         return looks
     others = torch.ones(len(groups)) if disagree is None else (~disagree).float()

@@ -162,8 +162,9 @@ class SampleLosses:
             return float(self._settings.constant_norm or torch.nan)
         if output.reduction == "sum":
             return 1.0
-        found = self.count(samples) if output.denominator is None else output.denominator
-        return found or torch.nan
+        if output.denominator is not None:
+            return output.denominator or torch.nan
+        return self.count(samples) or 1.0  # the mean of nothing is recorded as the sum of nothing
 
     def total_errors(self, name: str, samples: Tensor) -> MeanError:
         """How far what samples add to a total may be off."""

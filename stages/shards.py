@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from trajreplay.schema.contracts import STAGE_NAMES, STAGE_OF_COLUMN
-from trajreplay.schema.entry import Entry, Output
+from trajreplay.schema.contracts import STAGE_OF_COLUMN
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.lists import Int64s, lengths_of
 from trajreplay.schema.settings import LayoutSettings
-from trajreplay.schema.shards import held_tokens, packed_positions, response_spans
+from trajreplay.schema.shards import Spans, held_tokens, packed_positions, response_spans
 from trajreplay.schema.tables import RESPONSE_LISTS
 from trajreplay.stages.report import CohortReport, Finding
+from trajreplay.stages.shard_outputs import Part, joined_outputs
 
 _KEY = ("sample_id", "source_attempt", "source_rollout_id")
 _OWN = ("rank", "row")
-
-
-@dataclass(frozen=True)
-class Part:
-    """What one rank captured: its entry, and the rows that are wanted of it."""
-
-    entry: Entry
-    table: pa.Table
 
 
 def whole_samples(
@@ -65,10 +58,10 @@ def _joined(group: list[Part], layout: LayoutSettings, report: CohortReport | No
             f"{group[0].entry.parallel.data_rank} are there, expected each of 0 to {size - 1} "
             f"once: capture all of them"
         )
-    lead, *others = [_ordered_as(part, group[0]) for part in group]
-    joined, sharded = _joined_columns([lead, *others], layout, report)
-    outputs = _summed(group) if sharded else lead.entry.outputs
-    return Part(replace(lead.entry, outputs=outputs), joined)
+    parts = [_ordered_as(part, group[0]) for part in group]
+    joined, sharded = _joined_columns(parts, layout, report)
+    outputs = joined_outputs(parts, sharded=sharded, report=report)
+    return Part(replace(parts[0].entry, outputs=outputs), joined)
 
 
 def _ordered_as(part: Part, lead: Part) -> Part:
@@ -108,7 +101,7 @@ def _joined_columns(
             continue
         columns = [part.table[name].combine_chunks() for part in parts]
         if name in RESPONSE_LISTS and not _are_whole(columns, response):
-            whole = _scattered(name, parts, columns, [held_tokens(one) for one in spans], spans)
+            whole = _scattered(name, parts, columns, spans, response)
             table = table.set_column(index, table.schema.field(index), whole)
             sharded = True
         elif report is not None:
@@ -117,32 +110,33 @@ def _joined_columns(
 
 
 def _are_whole(columns: list[pa.Array], response: Int64s) -> bool:
-    return all(one.null_count or np.array_equal(lengths_of(one), response) for one in columns)
+    return all(np.array_equal(lengths_of(one), response * _valid(one)) for one in columns)
+
+
+def _valid(column: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    return np.asarray(column.is_valid().to_numpy(zero_copy_only=False), np.bool_)
 
 
 def _scattered(
-    name: str,
-    parts: list[Part],
-    columns: list[pa.Array],
-    held: list[Int64s],
-    spans: list[list[tuple[Int64s, Int64s]]],
+    name: str, parts: list[Part], columns: list[pa.Array], spans: list[Spans], response: Int64s
 ) -> pa.Array:
-    """The values of all ranks, each at the place of its token."""
-    response = np.asarray(parts[0].table["response_length"].to_numpy(), np.int64)
-    offsets = np.concatenate([[0], np.cumsum(response)])
+    """The values of all ranks, each at the place of its token; rows that none has stay null."""
+    there = _valid(columns[0])
+    offsets = np.concatenate([[0], np.cumsum(response * there)])
     values = np.empty(offsets[-1], columns[0].type.value_type.to_pandas_dtype())
     hits = np.zeros(offsets[-1], np.int64)
-    for part, column, expected, mine in zip(parts, columns, held, spans, strict=True):
-        found = lengths_of(column)
-        if column.null_count or not np.array_equal(found, expected):
-            row = int(np.argmax(found != expected))
+    for part, column, mine in zip(parts, columns, spans, strict=True):
+        found, expected = lengths_of(column), held_tokens(mine) * there
+        wrong = (found != expected) | (_valid(column) != there)
+        if wrong.any():
+            row = int(np.argmax(wrong))
             sample_id = parts[0].table["sample_id"][row].as_py()
             raise DatasetError(
                 f"rank {part.entry.key.rank}: {name} of sample {sample_id!r} has {found[row]} "
                 f"values, expected {expected[row]}, its tokens under the stated layout, or "
                 f"response_length = {response[row]} on every rank"
             )
-        places = packed_positions(mine, offsets)
+        places = packed_positions([(a * there, b * there) for a, b in mine], offsets)
         values[places] = column.flatten().to_numpy(zero_copy_only=False)
         hits[places] += 1
     if len(wrong := np.flatnonzero(hits != 1)):
@@ -153,7 +147,8 @@ def _scattered(
             "shards do not tile the response"
         )
     ends = pa.array(offsets.astype(np.int32))
-    return pa.ListArray.from_arrays(ends, pa.array(values), type=columns[0].type)
+    absent = None if there.all() else pa.array(~there)
+    return pa.ListArray.from_arrays(ends, pa.array(values), type=columns[0].type, mask=absent)
 
 
 def _note_difference(
@@ -177,44 +172,10 @@ def _same(left: pa.Array, right: pa.Array) -> bool:
         return True
     kind = left.type
     inner = kind.value_type if pa.types.is_list(kind) else kind
-    if not pa.types.is_floating(inner) or left.null_count or right.null_count:
+    if not pa.types.is_floating(inner) or not np.array_equal(_valid(left), _valid(right)):
         return False
-    flat = [one.flatten() if pa.types.is_list(kind) else one for one in (left, right)]
+    flat = [one.flatten() if pa.types.is_list(kind) else one.drop_null() for one in (left, right)]
     bits = [one.to_numpy(zero_copy_only=False).view(f"u{inner.bit_width // 8}") for one in flat]
     return np.array_equal(*bits) and (
         not pa.types.is_list(kind) or np.array_equal(lengths_of(left), lengths_of(right))
     )
-
-
-def _summed(group: list[Part]) -> tuple[Output, ...]:
-    """The recorded scalars of a group whose ranks each reduced their own tokens.
-
-    Each divides by what the whole sample or scope has, so that their sum is the value of all; one
-    that not every rank has is left out.
-    """
-    found: dict[tuple[str, ...], list[Output]] = defaultdict(list)
-    for part in group:
-        for one in part.entry.outputs:
-            found[one.stage, one.field, str(one.scope), str(one.micro_batch_id)].append(one)
-    outputs: list[Output] = []
-    for same in sorted(found.values(), key=lambda one: STAGE_NAMES.index(one[0].stage)):
-        if same[0].scope in ("global", "sample", None):
-            outputs.append(same[0])
-        elif len(same) == len(group) and len({_meaning(one) for one in same}) == 1:
-            outputs.append(
-                replace(
-                    same[0],
-                    value=_total([one.value for one in same]),
-                    numerator=_total([one.numerator for one in same]),
-                )
-            )
-    return tuple(outputs)
-
-
-def _meaning(output: Output) -> tuple[object, ...]:
-    return output.reduction, output.denominator, output.scale
-
-
-def _total(values: list[float | None]) -> float | None:
-    known = [one for one in values if one is not None]
-    return sum(known) if len(known) == len(values) else None

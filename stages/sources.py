@@ -16,7 +16,8 @@ from trajreplay.query.catalog import Cohort
 from trajreplay.query.reading import read_columns
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.tables import ROLLOUTS
-from trajreplay.stages.shards import Part, whole_samples
+from trajreplay.stages.shard_outputs import Part
+from trajreplay.stages.shards import whole_samples
 
 # Columns that a rollout capture and the steps that consumed it both hold.
 TWINS = (

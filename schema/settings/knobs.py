@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -11,6 +10,7 @@ from trajreplay.schema.canonical import read_float
 from trajreplay.schema.errors import SchemaError
 
 Interval = tuple[float, float]
+_LARGEST = 3.4e38
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ class Kind:
 
 
 def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+    """Whether it is one that float32 can hold: training computes in that."""
+    return type(value) in (int, float) and -_LARGEST <= value <= _LARGEST  # type: ignore[operator]
 
 
 def _is_interval(value: object) -> bool:
@@ -80,7 +81,7 @@ _CHECKS = {
     "name": lambda value: isinstance(value, str) and bool(value),
     "flag": lambda value: isinstance(value, bool),
     "number": _is_number,
-    "count": lambda value: type(value) is int and value >= 0,
+    "count": lambda value: type(value) is int and 0 <= value < 2**31,
     "interval": _is_interval,
     "weights": _is_weights,
 }

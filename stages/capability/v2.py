@@ -66,7 +66,7 @@ def _unknown(stage: str, settings: Settings) -> Iterator[str]:
 
 def _contradictions(stage: str, settings: Settings) -> Iterator[str]:
     checks = {"reward.post_process": _of_rewards, "loss.policy": _of_losses}
-    checks |= {"advantage.estimate": _of_advantages}
+    checks |= {"advantage.estimate": _of_advantages, "loss.value": _of_values}
     if stage in checks:
         yield from checks[stage](settings)
 
@@ -79,6 +79,12 @@ def _of_rewards(settings: Settings) -> Iterator[str]:
         yield "reward.divisor is 'baseline' and reward.baseline is 'none'"
     if reward.ddof not in (0, 1):
         yield f"reward.ddof is {reward.ddof}; v2 recomputes 0 or 1"
+    if reward.epsilon < 0:
+        yield f"reward.epsilon is {reward.epsilon:g}, expected 0 or more"
+    for name in ("scale_from", "scale_to", "clip_before", "clip_after"):
+        bounds = getattr(reward, name)
+        if bounds is not None and (bounds[0] == bounds[1] or not _is_range(name, bounds)):
+            yield f"reward.{name} is {bounds}, expected a lower and a higher bound"
     if (reward.scale_from is None) != (reward.scale_to is None):
         yield "of reward.scale_from and reward.scale_to only one is stated"
     if reward.overlong_max_length is not None and not reward.overlong_buffer:
@@ -94,6 +100,8 @@ def _of_advantages(settings: Settings) -> Iterator[str]:
         )
     if advantage.estimator == "gae" and advantage.masking == "reset":
         yield "advantage.masking is 'reset' and advantage.estimator is 'gae', which has no resets"
+    if advantage.whiten != "none" and advantage.whiten_ddof not in (0, 1):
+        yield f"advantage.whiten_ddof is {advantage.whiten_ddof}; v2 recomputes 0 or 1"
     if advantage.kl_in_reward and settings.kl.coef == 0:
         yield "advantage.kl_in_reward is true and kl.coef is 0"
 
@@ -118,8 +126,29 @@ def _of_losses(settings: Settings) -> Iterator[str]:
         yield "loss.aggregation is 'constant-norm' and loss.constant_norm is not stated"
     if loss.fragments == "shared" and loss.aggregation != "seq-mean-token-mean":
         yield f"loss.fragments are 'shared' and loss.aggregation is {loss.aggregation!r}"
-    if loss.surrogate in ("reinforce", "sapo") and loss.dual_clip is not None:
-        yield f"loss.dual_clip is stated and loss.surrogate is {loss.surrogate!r}, which has none"
+    if loss.dual_clip is not None and (loss.surrogate != "ppo-clip" or loss.dual_clip <= 0):
+        yield f"loss.dual_clip is {loss.dual_clip:g} and loss.surrogate is {loss.surrogate!r}"
+    if loss.surrogate == "dppo" and (loss.ratio != "token" or loss.log_ratio_clamp is not None):
+        yield "loss.surrogate is 'dppo', whose ratio is its own; loss.ratio or a clamp is stated"
+    if min(loss.eps_clip, loss.eps_clip_high or 0.0) < 0:
+        yield f"loss.eps_clip, loss.eps_clip_high are {loss.eps_clip:g}, {loss.eps_clip_high}"
+    if loss.surrogate == "sapo" and min(loss.sapo_tau_pos, loss.sapo_tau_neg) <= 0:
+        yield f"loss.sapo_tau_pos, _neg are {loss.sapo_tau_pos:g}, {loss.sapo_tau_neg:g}"
+    if loss.constant_norm is not None and loss.constant_norm <= 0:
+        yield f"loss.constant_norm is {loss.constant_norm:g}, expected more than 0"
+
+
+def _of_values(settings: Settings) -> Iterator[str]:
+    for name in ("clip", "huber_delta"):
+        found = getattr(settings.value, name)
+        if found is not None and found <= 0:
+            yield f"value.{name} is {found:g}, expected more than 0"
+
+
+def _is_range(name: str, bounds: tuple[float, float]) -> bool:
+    """Whether an interval can be clipped to or, of a scale, mapped."""
+    inside = bounds[0] < float("inf") and bounds[1] > float("-inf")
+    return inside and (not name.startswith("scale") or all(abs(one) < 1e38 for one in bounds))
 
 
 def _reward_needs(settings: Settings, columns: Collection[str]) -> _Needs:

@@ -128,6 +128,7 @@ def test_inspect_describes_a_capture(tmp_path: Path) -> None:
         "  settings       advantage: estimator grpo, the others as by default\n"
         "  settings       loss: eps_clip 0.1, eps_clip_high 0.1, the others as by default\n"
         "  settings       value: clip 0.2, the others as by default\n"
+        "  settings       layout: context unstated, the others as by default\n"
         "  redaction      prompt hash\n"
         "  micro-batches  [mb-0000]\n"
         "  file           data/steps/run_id=r%E2%80%AE/attempt=1/rollout_id=0/step_id=3/rank=0/"

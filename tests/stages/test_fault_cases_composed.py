@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.helpers.cohorts import Expected, capture
-from tests.helpers.scenes import WAY, the_cohort
+from tests.helpers.scenes import WAY, the_cohort, the_stage
 from tests.helpers.trainer import Sample
 from tests.stages.test_fault_cases import CASES, SIDES
 from trajreplay import Lake, Settings, with_changes
@@ -231,4 +231,4 @@ def test_a_deviation_of_one_token_refuses_its_cohort(lake: Lake) -> None:
     found = _side("K-019", "right", "advantages")
     cohort = _replay(lake, settings, [_sample(0, mask, 0.8, advantages=found)], ESTIMATE)
     assert cohort.verdict == "refused"
-    assert "expected 2 or more" in cohort.refusal
+    assert "expected 2 or more" in the_stage(cohort, "advantage.estimate").message

@@ -234,3 +234,92 @@ def test_a_shard_of_another_layout_is_refused_at_capture(lake: Lake) -> None:
                 log_probs=one.columns["log_probs"][:1] if rank else one.columns["log_probs"]
             ),
         )
+
+
+def _add(field: str, by: float) -> Callable[[Expected], None]:
+    def change(one: Expected) -> None:
+        one.values = {**one.values, field: one.values[field] + by}
+
+    return change
+
+
+def _whole(lake: Lake, expected: dict[int, list[Expected]]) -> CohortReport:
+    """Two ranks that both hold whole responses."""
+    settings, samples = replace(SETTINGS, layout=LayoutSettings("whole")), _samples(EXAMPLE)
+    trainer = ComposedTrainer(settings, {0: samples})
+    trainer.score()
+    trainer.estimate()
+    for rank, found in trainer.policy_scalars().items():
+        for other in expected:
+            expected[other] += [Expected(one.values, one.meaning) for one in found]
+        assert rank == 0
+    if len(expected) > 1:
+        _add("loss", 1.0)(expected[1][0])
+    capture(
+        lake,
+        {0: samples, 1: [one.copy() for one in samples]},
+        WAY,
+        step_id=0,
+        columns=ALL_COLUMNS,
+        settings=settings,
+        expected=expected,
+        parallel={rank: ParallelCoordinates(context_rank=rank, context_size=2) for rank in (0, 1)},
+    )
+    return the_cohort(lake.replay())
+
+
+def test_scalars_of_whole_ranks_are_held_against_each_other(lake: Lake) -> None:
+    cohort = _whole(lake, {0: [], 1: []})
+    assert cohort.first_divergent_stage == "loss.policy"
+    (finding,) = [one for one in cohort.findings if one.check == "copy"]
+    assert "rank 1 recorded another loss" in finding.message
+
+
+def test_scalars_may_be_on_any_rank_that_holds_the_whole(lake: Lake) -> None:
+    assert _whole(lake, {1: []}).verdict == "pass"
+
+
+def test_values_of_samples_are_added_up_by_sample(lake: Lake) -> None:
+    """Each rank records its own share of every sample, in an order of its own."""
+    layout, samples = LayoutSettings("zigzag"), _samples(EXAMPLE)
+    settings = replace(SETTINGS, layout=layout)
+    trainer = ComposedTrainer(settings, {0: samples})
+    trainer.score()
+    trainer.estimate()
+    shares, expected = {}, {}
+    for rank in (0, 1):
+        rows = list(range(len(samples)))[:: -1 if rank else 1]
+        shares[rank] = [_shard(samples[row], layout, rank, 2) for row in rows]
+        values: dict[str, list[float]] = {}
+        for row in rows:
+            own = set(_held(samples[row], layout, rank, 2).tolist())
+            for name, terms in trainer.policy_terms(row).items():
+                masked = [x for t, x in enumerate(terms) if samples[row].mask[t] and t in own]
+                share = sum(masked) / max(sum(samples[row].mask), 1)
+                values.setdefault(name, []).append(share)
+        expected[rank] = [Expected(values, {"scope": "sample", "reduction": "mean"})]
+    capture(
+        lake,
+        shares,
+        WAY,
+        step_id=0,
+        columns=ALL_COLUMNS,
+        settings=settings,
+        expected=expected,
+        parallel={rank: ParallelCoordinates(context_rank=rank, context_size=2) for rank in (0, 1)},
+    )
+    cohort = the_cohort(lake.replay())
+    assert cohort.verdict in ("pass", "precision"), cohort.to_json()
+
+
+def test_a_sample_without_a_column_is_missing_on_every_rank(lake: Lake) -> None:
+    def change(rank: int, one: Sample) -> None:
+        if one.sample_id == "s-2":
+            del one.columns["entropy"]
+
+    _write(lake, _samples(EXAMPLE), LayoutSettings("zigzag"), 2, change)
+    assert lake.validate().ok
+    cohort = the_cohort(lake.replay())
+    found = the_stage(cohort, "loss.policy")
+    assert (found.verdict, "entropy is missing for 1 of 4" in found.message) == ("refused", True)
+    assert the_stage(cohort, "advantage.kl").verdict == "pass"

@@ -114,4 +114,5 @@ def test_fragments_with_rewards_of_their_own_are_no_trajectory(lake: Lake) -> No
     rewards = [(1.0, 0.0), (0.5, 0.0), (0.0, 0.0), (0.0, 0.0)]
     cohort = _capture(lake, settings, TRAJECTORIES, rewards=rewards)
     assert cohort.verdict == "refused"
-    assert "1 fragments have another raw reward" in cohort.refusal
+    found = the_stage(cohort, "reward.post_process")
+    assert "1 fragments have another raw reward" in found.message

@@ -1,0 +1,178 @@
+"""What must not pass, and what must not be refused, under settings beyond those of V1."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.cohorts import Expected, capture
+from tests.helpers.composed import ComposedTrainer
+from tests.helpers.scenes import WAY, refusals, the_cohort, the_stage
+from tests.helpers.trainer import Sample
+from tests.stages.test_composed import COLUMNS, PLAIN, STAGES, _shares
+from trajreplay import Lake, SchemaError, with_changes
+from trajreplay.stages import CohortReport
+
+Scalars = dict[int, list[Expected]]
+
+
+def _replayed(
+    lake: Lake,
+    made: dict[str, Any],
+    told: dict[str, Any] | None = None,
+    change: Callable[[dict[int, list[Sample]], Scalars], None] = lambda shares, scalars: None,
+) -> CohortReport:
+    """The replay of a training that computes one thing, may be tampered with, and tells another."""
+    shares = _shares()
+    trainer = ComposedTrainer(with_changes(PLAIN, made), shares)
+    trainer.score()
+    trainer.estimate()
+    policy, value = trainer.policy_scalars(), trainer.value_scalars()
+    expected = {rank: [*policy[rank], *value[rank]] for rank in shares}
+    change(shares, expected)
+    capture(
+        lake,
+        shares,
+        WAY,
+        step_id=0,
+        stages=STAGES,
+        columns=COLUMNS,
+        settings=with_changes(PLAIN, made if told is None else told),
+        expected=expected,
+    )
+    return the_cohort(lake.replay())
+
+
+@pytest.mark.parametrize(
+    ("told", "name"),
+    [
+        ({"loss.surrogate": "dppo", "loss.ratio": "one"}, "'dppo'"),
+        ({"loss.surrogate": "cispo", "loss.dual_clip": 1.05}, "loss.dual_clip"),
+        ({"loss.dual_clip": -1.0}, "loss.dual_clip"),
+        ({"loss.surrogate": "sapo", "loss.sapo_tau_pos": 0.0}, "loss.sapo_tau_pos"),
+        ({"loss.eps_clip": -0.5}, "loss.eps_clip"),
+        ({"value.huber_delta": 0.0}, "value.huber_delta"),
+        ({"value.clip": 0.0}, "value.clip"),
+        ({"advantage.whiten": "cohort", "advantage.whiten_ddof": 2}, "advantage.whiten_ddof"),
+        ({"reward.epsilon": -1.0}, "reward.epsilon"),
+        ({"reward.scale_from": (1.0, 1.0), "reward.scale_to": (0.0, 1.0)}, "reward.scale_from"),
+        ({"reward.clip_before": (math.inf, math.inf)}, "reward.clip_before"),
+    ],
+)
+def test_settings_that_contradict_are_refused_by_name(
+    lake: Lake, told: dict[str, Any], name: str
+) -> None:
+    cohort = _replayed(lake, {}, told)
+    assert cohort.verdict in ("refused", "diverged")
+    assert name in refusals(cohort)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"loss.eps_clip": 10**400}, {"loss.eps_clip": 1e39}, {"reward.ddof": 10**30}]
+)
+def test_numbers_that_no_training_holds_are_no_settings(changes: dict[str, Any]) -> None:
+    with pytest.raises(SchemaError):
+        with_changes(PLAIN, changes)
+
+
+def test_a_refused_stage_hides_no_divergence_before_it(lake: Lake) -> None:
+    """Whitening asks for two tokens of a rank, one rank has none; a reward is wrong beside it."""
+
+    def change(shares: dict[int, list[Sample]], scalars: Scalars) -> None:
+        for one in shares[1]:
+            one.mask = [0] * one.length
+        shares[0][0].reward = float(shares[0][0].reward or 0.0) + 1.0
+
+    cohort = _replayed(lake, {}, {"advantage.whiten": "rank"}, change)
+    assert (cohort.verdict, cohort.first_divergent_stage) == ("diverged", "reward.post_process")
+    assert "expected" in the_stage(cohort, "advantage.estimate").message
+
+
+def test_a_recorded_scalar_that_the_settings_do_not_give_is_named(lake: Lake) -> None:
+    def change(shares: dict[int, list[Sample]], scalars: Scalars) -> None:
+        scalars[0][0].values = {**scalars[0][0].values, "kl_loss": 999.0}
+
+    cohort = _replayed(lake, {}, change=change)
+    (finding,) = [one for one in cohort.findings if one.check == "outputs.not-compared"]
+    assert "kl_loss" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("told", "true", "false"),
+    [
+        ({"loss.denominator_rows": "with-tokens"}, 3.0, 4.0),
+        ({"loss.aggregation": "constant-norm", "loss.constant_norm": 16.0}, 16.0, 4.0),
+    ],
+)
+def test_a_divisor_is_believed_only_where_the_settings_have_it(
+    tmp_path: Path, told: dict[str, Any], true: float, false: float
+) -> None:
+    mean = {"loss.batch_reduction": "mean"}
+    told |= mean
+    by_rows = told if "loss.constant_norm" in told else mean  # who divides by all four rows
+    for made, divisor, verdict in ((told, true, "pass"), (by_rows, false, "unverified")):
+
+        def change(
+            shares: dict[int, list[Sample]], scalars: Scalars, divisor: float = divisor
+        ) -> None:
+            for rank, found in scalars.items():
+                counts = {0: divisor, 1: divisor if divisor != 3.0 else 4.0}
+                for one in found:
+                    one.meaning = {**one.meaning, "denominator": counts[rank]}
+
+        other = Lake.create(tmp_path / f"{divisor:g}")
+        cohort = _replayed(other, made, told, change)
+        assert the_stage(cohort, "loss.policy").verdict == verdict, cohort.to_json()
+
+
+def test_an_infinite_reward_is_not_missing(lake: Lake) -> None:
+    settings = {
+        "reward.missing": "exclude",
+        "reward.baseline": "none",
+        "reward.divide_by_std": False,
+        "reward.clip_after": (-5.0, 5.0),
+    }
+
+    def change(shares: dict[int, list[Sample]], scalars: Scalars) -> None:
+        shares[0][2].raw_reward, shares[0][2].reward = math.inf, 5.0
+        shares[0][3].raw_reward, shares[0][3].reward = math.nan, 0.0
+
+    cohort = _replayed(lake, settings, change=change)
+    found = the_stage(cohort, "reward.raw")
+    assert [one.sample_id for one in found.divergences] == ["s-2"]
+    assert cohort.first_divergent_stage == "reward.raw"
+
+
+def test_a_micro_batch_without_trained_tokens_has_the_mean_zero(lake: Lake) -> None:
+    settings = with_changes(
+        PLAIN, {"loss.aggregation": "token-mean", "loss.batch_reduction": "mean"}
+    )
+    shares = _shares()
+    for one in shares[0][:2]:
+        one.mask, one.micro_batch_id = [0] * one.length, "mb-0000"
+    for one in shares[0][2:]:
+        one.micro_batch_id = "mb-0001"
+    samples = {0: shares[0]}
+    ComposedTrainer(settings, samples).score()
+    whole = ComposedTrainer(settings, samples)
+    whole.estimate()
+    (rest,) = ComposedTrainer(settings, {0: shares[0][2:]}).policy_scalars()[0]
+    meaning = {"scope": "micro_batch", "reduction": "mean"}
+    expected = [
+        Expected(dict.fromkeys(rest.values, 0.0), {**meaning, "micro_batch_id": "mb-0000"}),
+        Expected(rest.values, {**meaning, "micro_batch_id": "mb-0001"}),
+    ]
+    capture(
+        lake, samples, WAY, step_id=0, columns=COLUMNS, settings=settings, expected={0: expected}
+    )
+    cohort = the_cohort(lake.replay())
+    assert the_stage(cohort, "loss.policy").verdict == "pass", cohort.to_json()
+
+
+def test_a_stride_that_the_rows_do_not_fill_is_no_group(lake: Lake) -> None:
+    settings = {"reward.grouping": "stride", "reward.n_samples_per_prompt": 3}
+    cohort = _replayed(lake, settings)
+    found = the_stage(cohort, "reward.post_process")
+    assert {one.field for one in found.divergences} == {"group_size"}
