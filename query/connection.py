@@ -6,10 +6,12 @@ import atexit
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import duckdb
 
@@ -20,6 +22,8 @@ from trajreplay.schema.errors import QueryError
 MEMORY_BYTES = 2 << 30
 SPILL_BYTES = 16 << 30
 TIME_LIMIT_S = 3600.0
+_INTERRUPT_AGAIN_S = 0.05
+_Result = TypeVar("_Result")
 
 
 @contextmanager
@@ -73,6 +77,29 @@ def connect_empty(
     finally:
         connection.close()
         del connection
+
+
+def interruptible(connection: duckdb.DuckDBPyConnection, work: Callable[[], _Result]) -> _Result:
+    """Do work of DuckDB in a thread of its own, so that an interrupt reaches this one and ends it.
+
+    Python hears of Ctrl-C between two steps of its own in the main thread, and a statement is one
+    long step.
+
+    Args:
+        connection: What the work uses.
+        work: What to do.
+
+    Returns:
+        Its result.
+    """
+    with ThreadPoolExecutor(1, "statement") as pool:
+        running = pool.submit(work)
+        try:
+            return running.result()
+        finally:
+            while not running.done():  # an interrupt before the statement began is lost
+                connection.interrupt()
+                wait([running], _INTERRUPT_AGAIN_S)
 
 
 @cache

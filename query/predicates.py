@@ -6,7 +6,7 @@ import duckdb
 import pyarrow as pa
 
 from trajreplay.query.catalog import Cohort
-from trajreplay.query.connection import connect_empty
+from trajreplay.query.connection import connect_empty, interruptible
 from trajreplay.query.dataset import LakeTable
 from trajreplay.query.sql_errors import check_text, missing_name, translated, unknown_column
 from trajreplay.query.visible import Visible
@@ -67,7 +67,7 @@ def _of_table(table: Table, visible: Visible, expression: duckdb.Expression) -> 
         if kind != "BOOLEAN":
             raise QueryError(f"--where {expression} is of type {kind}", hint=_EXAMPLE)
         found = rows.filter(expression).aggregate(f"{keys}, list(row) AS rows", keys)
-        return _by_cohort(found.to_arrow_table())
+        return _by_cohort(interruptible(connection, found.to_arrow_table))
 
 
 def _by_cohort(found: pa.Table) -> Matches:

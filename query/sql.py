@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ import duckdb
 import pyarrow as pa
 
 from trajreplay.query.catalog import Catalog
-from trajreplay.query.connection import MEMORY_BYTES, TIME_LIMIT_S, connect
+from trajreplay.query.connection import MEMORY_BYTES, TIME_LIMIT_S, connect, interruptible
 from trajreplay.query.sql_errors import check_statement, translated
 from trajreplay.query.visible import Visible
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # The text is bound, never spliced: `query` takes one SELECT, on a connection that opens no file.
 _BOUND = "SELECT * FROM query($1)"
+_Run = Callable[[Callable[[], Any]], Any]
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,8 @@ class SqlQuery:
             QueryError: It is wrong, tries more than to read the tables, or takes too much.
             DatasetError: A file that it reads is not what its entry says.
         """
-        with self._open() as (relation, visible):
-            return SqlResult(relation.to_arrow_table(), visible.notes())
+        with self._open() as (relation, run, visible):
+            return SqlResult(run(relation.to_arrow_table), visible.notes())
 
     def arrow(self) -> pa.Table:
         """The rows as an Arrow table; as `result`."""
@@ -97,7 +98,7 @@ class SqlQuery:
         Raises:
             QueryError, DatasetError: As for `result`, also for what is done with the relation.
         """
-        with self._open() as (relation, _):
+        with self._open() as (relation, _, visible), self._translating(visible):
             yield relation
 
     @contextmanager
@@ -109,8 +110,10 @@ class SqlQuery:
         Raises:
             QueryError, DatasetError: As for `result`, also while the rows are read.
         """
-        with self._open() as (relation, visible):
-            yield relation.to_arrow_reader(), visible
+        with self._open() as (relation, run, visible):
+            rows = run(relation.to_arrow_reader)
+            batches = iter(lambda: run(lambda: next(rows, None)), None)
+            yield pa.RecordBatchReader.from_batches(rows.schema, batches), visible
 
     def explain(self) -> str:
         """The plan, without running it.
@@ -118,11 +121,11 @@ class SqlQuery:
         Raises:
             QueryError: It is wrong, or tries more than to read the tables.
         """
-        with self._open() as (relation, _):
-            return str(relation.explain())
+        with self._open() as (relation, run, _):
+            return str(run(relation.explain))
 
     @contextmanager
-    def _open(self) -> Iterator[tuple[duckdb.DuckDBPyRelation, Visible]]:
+    def _open(self) -> Iterator[tuple[duckdb.DuckDBPyRelation, _Run, Visible]]:
         visible = Visible(
             self.catalog,
             run_id=self.run,
@@ -136,10 +139,20 @@ class SqlQuery:
             time_limit_s=self.time_limit_s,
         ) as connection:
             check_statement(connection, self.text)
-            try:
-                yield connection.sql(_BOUND, params=[self.text]), visible
-            except (duckdb.Error, pa.ArrowException, OSError) as error:
-                raise translated(error, visible, self.text) from error
+
+            def run(work: Callable[[], Any]) -> Any:
+                with self._translating(visible):
+                    return interruptible(connection, work)
+
+            relation = run(lambda: connection.sql(_BOUND, params=[self.text]))
+            yield relation, run, visible
+
+    @contextmanager
+    def _translating(self, visible: Visible) -> Iterator[None]:
+        try:
+            yield
+        except (duckdb.Error, pa.ArrowException, OSError) as error:
+            raise translated(error, visible, self.text) from error
 
 
 def run_sql(catalog: Catalog, text: str, **options: Any) -> SqlResult:
