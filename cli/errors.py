@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import traceback
 
 import click
 
-from trajreplay.cli.output import SinkError
+from trajreplay.cli.sink import SinkError
 from trajreplay.cli.text import printable
 
 DIFFERS = 1
 USAGE = 2
 REFUSED = 3
 INTERRUPTED = 130
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def report_error(error: Exception, *, verbose: bool) -> int:
@@ -25,7 +27,7 @@ def report_error(error: Exception, *, verbose: bool) -> int:
         error: Whatever ended the command.
         verbose: Whether an unexpected error shows where it came from.
     """
-    if isinstance(error, click.Abort):
+    if _was_interrupted(error):
         click.echo("Interrupted.", err=True)
         return INTERRUPTED
     if isinstance(error, click.ClickException):
@@ -40,7 +42,8 @@ def report_error(error: Exception, *, verbose: bool) -> int:
         _say(error.message, error.hint)
         return USAGE if isinstance(error, QueryError) else REFUSED
     if isinstance(error, OSError) and error.strerror:
-        _say(f"{error.filename or 'input or output'}: {error.strerror}")
+        hint = "Make room there, or write to another place." if error.errno in _FULL else ""
+        _say(f"{error.filename or 'input or output'}: {error.strerror}", hint)
         return REFUSED
     if isinstance(error, MemoryError):
         _say("out of memory", "Select less, or give replay a smaller --memory.")
@@ -53,6 +56,13 @@ def report_error(error: Exception, *, verbose: bool) -> int:
         "printed with -v, which adds where the error came from.",
     )
     return REFUSED
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Whether an interrupt is behind it; a library that was being loaded makes it another error."""
+    while error is not None and not isinstance(error, click.Abort | KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _say(message: str, hint: str = "") -> None:

@@ -11,7 +11,7 @@ import click
 from trajreplay import __version__
 from trajreplay.cli.errors import report_error, silence_broken_pipe
 from trajreplay.cli.options import LAKE_HELP, Session
-from trajreplay.cli.output import SinkError
+from trajreplay.cli.sink import SinkError
 from trajreplay.cli.verb import EXIT_CODES, HELP, write_exit_codes
 
 # Verb: (module, the first sentence of its help). The modules are loaded when a verb is called.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
@@ -19,6 +21,7 @@ LAKE_HELP = (
     "Folder of the lake, or its address such as s3://bucket/prefix; before or after the verb. "
     "Default: TRAJREPLAY_LAKE, else the nearest folder upward that is a lake, else ./lake."
 )
+_MOST_BYTES = 1 << 50
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -38,24 +41,36 @@ class Session:
 
 
 def find_lake(named: str | None) -> str:
-    """Where the lake is: the path or address named, else the nearest one upward, else ./lake."""
+    """Where the lake is: the path or address named, else the nearest one upward, else ./lake.
+
+    Raises:
+        DatasetError: None was named, and none is there.
+    """
     if named:
         return named
     here = Path.cwd()
-    upward = (one for one in (here, *here.parents) if (one / LAKE_FILE).is_file())
-    return str(next(upward, "lake"))
+    for folder in (here, *here.parents, Path("lake")):
+        if os.path.isfile(folder / LAKE_FILE):  # noqa: PTH113 - a folder that is closed has none
+            return str(folder)
+    from trajreplay.schema import DatasetError
+
+    raise DatasetError(
+        f"no lake found: looked for {LAKE_FILE} in {here} and the folders above it, and in ./lake",
+        hint="Name one with --lake PATH or TRAJREPLAY_LAKE, or make one: trajreplay init",
+    )
 
 
 def lake_option(command: Command) -> Command:
     """Add `--lake`; the command gets the resolved path as `lake_path`."""
 
-    def resolve(ctx: click.Context, _: click.Parameter, value: str | None) -> str:
-        session = ctx.find_object(Session)
-        return find_lake(value or (session.lake if session else None))
+    @click.option("--lake", "named", metavar="PATH", help=LAKE_HELP)
+    @functools.wraps(command)
+    def with_lake(*args: Any, named: str | None, **values: Any) -> Any:
+        session = click.get_current_context().find_object(Session)
+        found = find_lake(named or (session.lake if session else None))
+        return command(*args, lake_path=found, **values)
 
-    return click.option("--lake", "lake_path", metavar="PATH", callback=resolve, help=LAKE_HELP)(
-        command
-    )
+    return cast(Command, with_lake)
 
 
 def quiet_options(command: Command) -> Command:
@@ -129,7 +144,7 @@ class StepIdentity(click.ParamType[tuple[int, int]]):
         """Read the two numbers."""
         if isinstance(value, tuple):
             return value
-        found = re.fullmatch(r"([0-9]+):([0-9]+)", value)
+        found = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", value)
         if not found:
             self.fail(f"{value!r} is no step, expected ROLLOUT:STEP such as 120:0", param, ctx)
         return int(found[1]), int(found[2])
@@ -148,9 +163,11 @@ class Size(click.ParamType[int]):
         size = 0
         if found:
             base = 1000 if found[3].lower() == "b" else 1024
-            size = int(float(found[1]) * base ** _POWERS[found[2].upper()])
+            size = int(Decimal(found[1]) * base ** _POWERS[found[2].upper()])
         if size <= 0:
             self.fail(f"{value!r} is no size, expected a number such as 2GiB or 500MiB", param, ctx)
+        if size > _MOST_BYTES:
+            self.fail(f"{value!r} is too large, expected at most 1024TiB", param, ctx)
         return size
 
 

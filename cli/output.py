@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from trajreplay.cli.sink import Sink, opened, unnamed
 from trajreplay.cli.text import CELL_WIDTH, aligned, cell, counted, printable
 from trajreplay.cli.values import csv_line, json_text
 
@@ -22,47 +21,6 @@ if TYPE_CHECKING:
 
 FORMATS = ("table", "json", "ndjson", "csv", "parquet")
 _TABLE_ROWS = 10_000
-
-
-class SinkError(Exception):
-    """Writing failed, with the OSError as cause: not to be taken for a failure to read rows."""
-
-
-@contextlib.contextmanager
-def _as_sink_error() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise SinkError(str(error)) from error
-
-
-def _refuse_target(target: Path) -> None:
-    """Refuse to replace what is no plain file, or anything of a lake."""
-    if target.is_symlink() or (target.exists() and not target.is_file()):
-        raise click.UsageError(
-            f"-o {str(target)!r} is a link, folder or device, expected a regular file or a new one"
-        )
-    if any((folder / "lake.json").is_file() for folder in target.parents):
-        raise click.UsageError(
-            f"-o {str(target)!r} is inside a lake, which only captures write to; expected elsewhere"
-        )
-
-
-class Sink:
-    """A stream for bytes whose failures are SinkError."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
-
-    def write(self, data: bytes) -> int:
-        """Write bytes."""
-        with _as_sink_error():
-            return self._stream.write(data)
-
-    def flush(self) -> None:
-        """Pass on what is buffered."""
-        with _as_sink_error():
-            self._stream.flush()
 
 
 class Output:
@@ -102,17 +60,17 @@ class Output:
 
     def text(self, text: str) -> None:
         """Write the text form of a result; it is safe to print already."""
-        with self._sink() as sink:
+        with opened(self.path) as sink:
             sink.write(text.encode())
 
     def document(self, value: Any) -> None:
         """Write one JSON document."""
-        with self._sink() as sink:
+        with opened(self.path) as sink:
             sink.write(json_text(value, indent=2).encode() + b"\n")
 
     def lines(self, values: Iterable[Any]) -> None:
         """Write one JSON document a line."""
-        with self._sink() as sink:
+        with opened(self.path) as sink:
             for value in values:
                 sink.write(json_text(value).encode() + b"\n")
 
@@ -128,38 +86,11 @@ class Output:
         import pyarrow as pa
 
         reader = found.to_reader() if isinstance(found, pa.Table) else _started(found)
-        with self._sink() as sink:
+        with opened(self.path) as sink:
             if self.format == "table":
                 self._write_table(reader, sink, cell_width)
             else:
                 _WRITERS[self.format](reader, sink)
-
-    @contextlib.contextmanager
-    def _sink(self) -> Iterator[Sink]:
-        """The stream to write to; a file appears under its name only when it is complete."""
-        if self.path is None:
-            sink = Sink(sys.stdout.buffer)
-            yield sink
-            sink.flush()
-            return
-        target = self.path.absolute()
-        _refuse_target(target)
-        with _as_sink_error():
-            handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        aside = Path(name)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                sink = Sink(file)
-                yield sink
-                sink.flush()
-            with _as_sink_error():
-                mask = os.umask(0)
-                os.umask(mask)
-                aside.chmod(0o666 & ~mask)  # mkstemp's own mode is for secrets
-                aside.replace(target)
-        except BaseException:
-            aside.unlink(missing_ok=True)
-            raise
 
     def _write_table(
         self, reader: pa.RecordBatchReader, sink: Sink, cell_width: int | None
@@ -171,9 +102,7 @@ class Output:
         for batch in reader:
             room = _TABLE_ROWS - len(rows)
             shown = batch.slice(0, room)
-            columns = (
-                [cell(value, cell_width) for value in one.to_pylist()] for one in shown.columns
-            )
+            columns = ([cell(value, cell_width) for value in one] for one in _columns(shown))
             rows += map(list, zip(*columns, strict=True))
             left_out += batch.num_rows - shown.num_rows
         right = [
@@ -198,11 +127,35 @@ def _started(reader: pa.RecordBatchReader) -> pa.RecordBatchReader:
     return pa.RecordBatchReader.from_batches(reader.schema, itertools.chain(first, batches))
 
 
+def _columns(batch: pa.RecordBatch) -> Iterator[list[Any]]:
+    """The columns of a batch as Python values.
+
+    Raises:
+        QueryError: Python cannot hold a value.
+    """
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        try:
+            yield column.to_pylist()
+        except (ValueError, OverflowError, LookupError) as error:
+            found = "holds a date outside of years 1 to 9999, or parts of a microsecond"
+            raise _unwritten(field, f"{found}, which only Parquet can have") from error
+
+
+def _unwritten(field: pa.Field, found: str) -> Exception:
+    from trajreplay.schema import QueryError
+
+    return QueryError(
+        f"column {field.name} is of type {field.type} and {found}",
+        hint=f"Cast it to text in the statement: {field.name}::varchar",
+        column=field.name,
+    )
+
+
 def _records(reader: pa.RecordBatchReader) -> Iterator[list[tuple[str, Any]]]:
     """Each row as (name, value) pairs: two columns may have the same name."""
     names = reader.schema.names
     for batch in reader:
-        for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+        for row in zip(*_columns(batch), strict=True):
             yield list(zip(names, row, strict=True))
 
 
@@ -237,17 +190,32 @@ def _write_parquet(reader: pa.RecordBatchReader, sink: Sink) -> None:
     counted_columns = [
         one.name for one in reader.schema if types.is_integer(one.type) or types.is_string(one.type)
     ]
-    with tempfile.TemporaryFile() as file:
+    for field in reader.schema:
+        if not _has_parquet(field):
+            raise _unwritten(field, "has no equal in Parquet")
+    with unnamed() as (file, aside):
         with pq.ParquetWriter(
-            file,
+            aside,
             reader.schema,
             compression="zstd",
             write_statistics=counted_columns or False,
         ) as writer:
             for batch in reader:
                 writer.write_batch(batch)
+        aside.flush()
         file.seek(0)
         shutil.copyfileobj(file, sink)
+
+
+def _has_parquet(field: pa.Field) -> bool:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
+    except pa.ArrowNotImplementedError:
+        return False
+    return True
 
 
 _WRITERS = {

@@ -106,13 +106,13 @@ _COUNTS = (
     "rollout_id",
     type=click.IntRange(min=0),
     metavar="R",
-    help="The captures of rollout R. Either this or --step is needed.",
+    help="The captures of rollout R; excludes --step, and one of the two is needed.",
 )
 @click.option(
     "--step",
     type=StepIdentity(),
     metavar="R:S",
-    help="The captures of optimizer step S of rollout R.",
+    help="The captures of optimizer step S of rollout R; excludes --rollout.",
 )
 @click.option(
     "--rank",

@@ -52,8 +52,14 @@ def _several(flag: str, name: str, kind: Any, metavar: str, what: str) -> Callab
 )
 @RUN
 @ATTEMPT
-@_several("--rollout", "rollouts", click.IntRange(min=0), "R", "this rollout and its steps")
-@_several("--step", "steps", StepIdentity(), "R:S", "optimizer step S of rollout R")
+@_several(
+    "--rollout",
+    "rollouts",
+    click.IntRange(min=0),
+    "R",
+    "this rollout and its steps; excludes --step",
+)
+@_several("--step", "steps", StepIdentity(), "R:S", "step S of rollout R; excludes --rollout")
 @_several("--rank", "ranks", click.IntRange(min=0), "N", "samples captured by this rank")
 @_several("--sample", "samples", str, "ID", "this sample")
 @_several("--group", "groups", str, "ID", "the samples of this group")

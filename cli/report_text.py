@@ -17,6 +17,7 @@ _FULL_COHORTS = 3
 _LISTED_COHORTS = 10
 _DIVERGENCES = 3
 _VERDICT_WIDTH = 8
+_HANDOFF = "handoff."  # begins the field of a value that a step took over from its rollout
 _VERDICTS = ("diverged", "refused", "unverified", "precision", "pass")
 _COLORS = {
     "pass": "green",
@@ -90,8 +91,10 @@ class ReportText:
                 yield _finding_line(finding, " " * 2)
 
     def _details(self, stage: StageResult, cohort: CohortReport, indent: str) -> Iterator[str]:
+        told = {(one.field, one.sample_id, one.token) for one in stage.divergences}
         for finding in cohort.findings:
-            if finding.stage == stage.stage:
+            known = (finding.check, finding.sample_id, finding.token) in told
+            if finding.stage == stage.stage and not known:
                 yield _finding_line(finding, indent)
         limit = len(stage.divergences) if self._everything else _DIVERGENCES
         for divergence in stage.divergences[:limit]:
@@ -170,8 +173,9 @@ def _divergence_line(one: Divergence) -> str:
     inside += [] if one.rank is None else [f"rank {one.rank}"]
     place = f" ({', '.join(inside)})" if inside else ""
     ratio = "" if one.ratio is None else f", ratio {_short(one.ratio)}"
+    other = "rollout has" if one.field.startswith(_HANDOFF) else "recomputed"
     return (
-        f"{where}{place}: recorded {number(one.recorded)}, recomputed {number(one.recomputed)}, "
+        f"{where}{place}: recorded {number(one.recorded)}, {other} {number(one.recomputed)}, "
         f"abs {_short(one.abs_error)}{ratio}"
     )
 

@@ -74,11 +74,26 @@ def _inline(value: Any) -> str:
         return value.hex()
     if isinstance(value, dict):
         return "{" + ", ".join(f"{printable(str(k))}: {_inline(v)}" for k, v in value.items()) + "}"
+    if hasattr(value, "nanoseconds"):
+        return interval(value)
     if isinstance(value, list | tuple):
         items = [_inline(one) for one in value[:_LIST_ITEMS]]
         more = len(value) - _LIST_ITEMS
         return f"[{', '.join(items)}{f', … {more} more' if more > 0 else ''}]"
     return printable(str(value))
+
+
+def interval(value: Any) -> str:
+    """A span of months, days and nanoseconds in words that SQL reads.
+
+    >>> from types import SimpleNamespace
+    >>> interval(SimpleNamespace(months=14, days=0, nanoseconds=-1_500_000_000))
+    '14 months -1.5 seconds'
+    """
+    sign, rest = "-" if value.nanoseconds < 0 else "", abs(value.nanoseconds)
+    seconds = f"{sign}{rest // 10**9}.{rest % 10**9:09}".rstrip("0").rstrip(".")
+    parts = {"months": value.months, "days": value.days, "seconds": rest and seconds}
+    return " ".join(f"{one} {name}" for name, one in parts.items() if one) or "0 seconds"
 
 
 def width(text: str) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
 
-from trajreplay.cli.text import is_unsafe, printable
+from trajreplay.cli.text import interval, is_unsafe, printable
 
 _NEEDS_QUOTES = re.compile(r'[",\n]|^$|^\s|\s$')
 
@@ -27,6 +27,8 @@ def plain(value: Any) -> Any:
         if math.isfinite(value):
             return value
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if hasattr(value, "nanoseconds"):
+        return interval(value)
     if isinstance(value, list | tuple):
         return [plain(one) for one in value]
     if isinstance(value, dict):

@@ -7,11 +7,11 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from functools import cache
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from functools import cache, partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import duckdb
 
@@ -22,8 +22,10 @@ from trajreplay.schema.errors import QueryError
 MEMORY_BYTES = 2 << 30
 SPILL_BYTES = 16 << 30
 TIME_LIMIT_S = 3600.0
+_MOST_THREADS = 1024
 _INTERRUPT_AGAIN_S = 0.05
-_Result = TypeVar("_Result")
+
+Run = Callable[[Callable[[], Any]], Any]
 
 
 @contextmanager
@@ -49,8 +51,9 @@ def connect(
     with connect_empty(
         visible.catalog.store.folder, memory_bytes, threads, time_limit_s
     ) as connection:
-        for name, table in lake_tables(visible).items():
-            connection.register(name, table)
+        with interruptible(connection) as run:
+            for name, table in lake_tables(visible).items():
+                run(partial(connection.register, name, table))
         yield connection
 
 
@@ -67,10 +70,19 @@ def connect_empty(
     changed. What it spills goes to a folder of its own outside the lake at `root`.
 
     Raises:
-        QueryError: There is no such folder.
+        QueryError: There is no such folder, or no database with so much memory or so many threads.
     """
+    if threads is not None and not 1 <= threads <= _MOST_THREADS:
+        raise QueryError(f"found {threads} threads, expected 1 to {_MOST_THREADS}")
     limit_ms = max(1, round(time_limit_s * 1000))
-    instance = _instance(os.getpid(), _outside(root), memory_bytes, threads, limit_ms)
+    try:
+        instance = _instance(os.getpid(), _outside(root), memory_bytes, threads, limit_ms)
+    except (duckdb.Error, OSError) as error:
+        raise QueryError(
+            f"no statement can run: {error}",
+            hint="Ask for memory that a machine can have, and set TMPDIR to a folder that can be "
+            "written.",
+        ) from error
     connection = instance.cursor()
     try:
         yield connection
@@ -79,27 +91,42 @@ def connect_empty(
         del connection
 
 
-def interruptible(connection: duckdb.DuckDBPyConnection, work: Callable[[], _Result]) -> _Result:
-    """Do work of DuckDB in a thread of its own, so that an interrupt reaches this one and ends it.
+@contextmanager
+def interruptible(connection: duckdb.DuckDBPyConnection) -> Iterator[Run]:
+    """Give a way to run work of DuckDB that Ctrl-C ends: in a thread of its own.
 
-    Python hears of Ctrl-C between two steps of its own in the main thread, and a statement is one
-    long step.
+    Python hears of Ctrl-C between two steps of its own in the main thread, and to it a statement is
+    one long step.
 
     Args:
         connection: What the work uses.
-        work: What to do.
 
-    Returns:
-        Its result.
+    Yields:
+        A function that does work, a call without arguments, and returns its result.
     """
     with ThreadPoolExecutor(1, "statement") as pool:
-        running = pool.submit(work)
+        pool.submit(int).result()  # starts the thread: an interrupt must not come between
+
+        def run(work: Callable[[], Any]) -> Any:
+            found: Future[Any] = Future()
+            try:
+                pool.submit(_into, found, work)
+                return found.result()
+            finally:
+                while not found.cancel() and not found.done():
+                    with suppress(KeyboardInterrupt):  # one is on its way already
+                        connection.interrupt()
+                        wait([found], _INTERRUPT_AGAIN_S)
+
+        yield run
+
+
+def _into(found: Future[Any], work: Callable[[], Any]) -> None:
+    if found.set_running_or_notify_cancel():
         try:
-            return running.result()
-        finally:
-            while not running.done():  # an interrupt before the statement began is lost
-                connection.interrupt()
-                wait([running], _INTERRUPT_AGAIN_S)
+            found.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+            found.set_exception(error)
 
 
 @cache
@@ -108,21 +135,24 @@ def _instance(
 ) -> duckdb.DuckDBPyConnection:
     """An empty locked database; opening one takes longer than most queries, so it is kept."""
     spill = tempfile.mkdtemp(prefix=f"trajreplay-{process}-", dir=folder)
-    instance = duckdb.connect(
-        config={
-            "allow_community_extensions": False,
-            "allow_persistent_secrets": False,
-            "arrow_large_buffer_size": True,
-            "autoinstall_known_extensions": False,
-            "autoload_known_extensions": False,
-            "max_execution_time": limit_ms,
-            "max_temp_directory_size": f"{SPILL_BYTES} bytes",
-            "memory_limit": f"{memory_bytes} bytes",
-            "python_enable_replacements": False,
-            "temp_directory": spill,
-            **({} if threads is None else {"threads": threads}),
-        }
-    )
+    config: dict[str, Any] = {
+        "allow_community_extensions": False,
+        "allow_persistent_secrets": False,
+        "arrow_large_buffer_size": True,
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+        "max_execution_time": limit_ms,
+        "max_temp_directory_size": f"{SPILL_BYTES} bytes",
+        "memory_limit": f"{memory_bytes} bytes",
+        "python_enable_replacements": False,
+        "temp_directory": spill,
+        **({} if threads is None else {"threads": threads}),
+    }
+    try:
+        instance = duckdb.connect(config=config)
+    except BaseException:
+        shutil.rmtree(spill, ignore_errors=True)
+        raise
     # Last, since they keep the others from being set.
     instance.execute("SET enable_external_access = false")
     instance.execute("SET lock_configuration = true")
@@ -133,14 +163,24 @@ def _instance(
 def _close(process: int, instance: duckdb.DuckDBPyConnection, spill: str) -> None:
     """Close a database: one that is open when the interpreter exits crashes it."""
     if os.getpid() == process:
-        instance.close()
-        shutil.rmtree(spill, ignore_errors=True)
+        with suppress(KeyboardInterrupt):
+            try:
+                instance.close()
+            finally:
+                shutil.rmtree(spill, ignore_errors=True)
 
 
 def _outside(root: Path | None) -> str:
     folder = Path(tempfile.gettempdir()).resolve()
     if root is not None and folder.is_relative_to(root):
         folder = root.parent
+    try:
+        str(folder).encode()
+    except UnicodeError as error:
+        raise QueryError(
+            f"temporary files would be in {str(folder)!r}, expected a folder whose name is UTF-8",
+            hint="Set TMPDIR to another folder.",
+        ) from error
     if not folder.is_dir() or folder == root:
         raise QueryError(
             f"no folder for temporary files outside the lake {root}",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import duckdb
 import pyarrow as pa
 
@@ -60,14 +62,23 @@ def _parsed(where: str) -> duckdb.Expression:
 
 
 def _of_table(table: Table, visible: Visible, expression: duckdb.Expression) -> Matches:
-    keys = ", ".join(table.key[:-1])
-    with connect_empty(visible.catalog.store.folder) as connection:
-        rows = connection.from_arrow(LakeTable(table, visible)).set_alias(table.name)
-        kind = rows.select(expression).types[0]
-        if kind != "BOOLEAN":
-            raise QueryError(f"--where {expression} is of type {kind}", hint=_EXAMPLE)
-        found = rows.filter(expression).aggregate(f"{keys}, list(row) AS rows", keys)
-        return _by_cohort(interruptible(connection, found.to_arrow_table))
+    with (
+        connect_empty(visible.catalog.store.folder) as connection,
+        interruptible(connection) as run,
+    ):
+        rows = LakeTable(table, visible)
+        return _by_cohort(run(partial(_found, connection, rows, expression)))
+
+
+def _found(
+    connection: duckdb.DuckDBPyConnection, table: LakeTable, expression: duckdb.Expression
+) -> pa.Table:
+    keys = ", ".join(table.table.key[:-1])
+    rows = connection.from_arrow(table).set_alias(table.table.name)
+    kind = rows.select(expression).types[0]
+    if kind != "BOOLEAN":
+        raise QueryError(f"--where {expression} is of type {kind}", hint=_EXAMPLE)
+    return rows.filter(expression).aggregate(f"{keys}, list(row) AS rows", keys).to_arrow_table()
 
 
 def _by_cohort(found: pa.Table) -> Matches:

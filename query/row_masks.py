@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -13,7 +12,7 @@ from trajreplay.query.capture_sets import CaptureSet
 from trajreplay.query.predicates import Matches
 from trajreplay.query.reading import read_columns
 from trajreplay.schema.entry import Entry
-from trajreplay.schema.errors import DatasetError, QueryError
+from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.store import Store
 from trajreplay.schema.tables import SAMPLE_TABLES
 
@@ -120,16 +119,18 @@ class RowFinder:
         self._unreadable |= bool(problems)
         return SelectedSet(captures, rows, tuple(problems))
 
-    def check_all_found(self) -> None:
-        """Refuse names that no capture holds; where a file could not be read, none can be told.
-
-        Raises:
-            QueryError: There are some.
-        """
-        if not self._unreadable:
-            for kind, unseen in self._unseen.items():
-                refuse_absent(_OPTIONS[kind], sorted(unseen), ())
-            refuse_absent("--rank", sorted(self._unseen_ranks), ())
+    @property
+    def absent(self) -> str:
+        """The first name that no capture holds; none can be told if a file could not be read."""
+        if self._unreadable:
+            return ""
+        unseen = [
+            f"{_OPTIONS[kind]} {name}"
+            for kind, names in self._unseen.items()
+            for name in sorted(names)
+        ]
+        unseen += [f"--rank {rank}" for rank in sorted(self._unseen_ranks)]
+        return next(iter(unseen), "")
 
     def _owner_ranks(self, captures: CaptureSet) -> set[int]:
         """Ranks whose rows are taken; a copy's are its owner's."""
@@ -164,21 +165,6 @@ def combined(left: Mask, right: Mask) -> Mask:
     else:
         mask = pc.and_(left, right)
     return None if mask is None or mask.true_count == len(mask) else mask
-
-
-def refuse_absent(option: str, named: Iterable[Any], there: Collection[Any]) -> None:
-    """Refuse a name that selects nothing.
-
-    Raises:
-        QueryError: One of `named` is not in `there`.
-    """
-    for name in named:
-        if name not in there:
-            text = ":".join(map(str, name)) if isinstance(name, tuple) else str(name)
-            raise QueryError(
-                f"{option} {text} selects nothing: no capture that is selected otherwise has it",
-                hint="To list what is there: trajreplay info",
-            )
 
 
 def _mask_of(rows: int, matching: pa.Array) -> Mask:

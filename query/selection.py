@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -10,10 +11,13 @@ from trajreplay.query.capture_sets import CaptureSets
 from trajreplay.query.catalog import Catalog, Cohort, cohort_of
 from trajreplay.query.lineage import lineages
 from trajreplay.query.predicates import matching_rows
-from trajreplay.query.row_masks import Named, RowFinder, SelectedSet, all_rows, refuse_absent
+from trajreplay.query.row_masks import Named, RowFinder, SelectedSet, all_rows
+from trajreplay.query.sql_errors import check_text
 from trajreplay.query.visible import Visible
 from trajreplay.schema.contracts import STAGE_NAMES
 from trajreplay.schema.errors import QueryError
+
+_SHOWN_VALUES = 3
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,10 @@ class Selection:
         """Refuse conditions that contradict each other.
 
         Raises:
-            QueryError: They do, or a stage is unknown.
+            QueryError: They do, a stage is unknown, or an id is no valid text.
         """
+        for one in (self.run or "", *self.samples, *self.groups, *self.batches):
+            check_text(one)
         if self.steps and self.rollouts:
             raise QueryError(
                 "--step R:S and --rollout R were both given; a step names its rollout",
@@ -73,6 +79,22 @@ class Selection:
                 hint="To list the stages: trajreplay schema --stages",
                 stage=unknown[0],
             )
+
+    @property
+    def text(self) -> str:
+        """What it asks for, as options of the command line; of many values the first."""
+        given: dict[str, Sequence[object]] = {
+            "--where": () if self.where is None else (self.where,),
+            "--run": () if self.run is None else (self.run,),
+            "--attempt": () if self.attempt is None else (self.attempt,),
+            "--rollout": self.rollouts,
+            "--step": [f"{rollout}:{step}" for rollout, step in self.steps],
+            "--rank": self.ranks,
+            "--sample": self.samples,
+            "--group": self.groups,
+            "--batch": self.batches,
+        }
+        return " ".join(_as_options(name, values) for name, values in given.items() if values)
 
     @property
     def by_row(self) -> bool:
@@ -114,8 +136,10 @@ def select(catalog: Catalog, selection: Selection) -> Selected:
     selection.check()
     sets = CaptureSets(catalog, lineages(catalog, selection.run, selection.attempt))
     cohorts = _cohorts(sets, selection)
+    if not cohorts:
+        raise _nothing(selection, sets, len(sets))
     if not selection.by_row:
-        return Selected(selection, sets, _found(cohorts, selection, sets))
+        return Selected(selection, sets, tuple(cohorts))
     visible = Visible(catalog, run_id=selection.run, only=frozenset(cohorts), tolerant=True)
     matches = None if selection.where is None else matching_rows(visible, selection.where)
     unreadable = {cohort_of(key): error.message for key, error in visible.damaged.items()}
@@ -127,8 +151,11 @@ def select(catalog: Catalog, selection: Selection) -> Selected:
             one = finder.rows_of(sets[cohort], unreadable.get(cohort))
             if one.problems or one.count:
                 chosen[cohort] = one
-    finder.check_all_found()
-    return Selected(selection, sets, _found(list(chosen), selection, sets), chosen)
+    if not chosen and matches is not None:  # no name is to blame for a predicate
+        raise _nothing(selection, sets, len(cohorts))
+    if finder.absent or not chosen:
+        raise _nothing(selection, sets, len(cohorts), finder.absent)
+    return Selected(selection, sets, tuple(chosen), chosen)
 
 
 def _cohorts(sets: CaptureSets, selection: Selection) -> list[Cohort]:
@@ -145,17 +172,38 @@ def _cohorts(sets: CaptureSets, selection: Selection) -> list[Cohort]:
     ]
     if selection.steps:
         there = [one for one in there if (one.rollout_id, one.step_id) in selection.steps]
-        refuse_absent("--step", selection.steps, {(one.rollout_id, one.step_id) for one in there})
+        found = {(one.rollout_id, one.step_id) for one in there}
+        absent = [
+            f"--step {one}:{step}" for one, step in selection.steps if (one, step) not in found
+        ]
     else:
-        refuse_absent("--rollout", selection.rollouts, {one.rollout_id for one in there})
+        rollouts = {one.rollout_id for one in there}
+        absent = [f"--rollout {one}" for one in selection.rollouts if one not in rollouts]
+    if absent:
+        raise _nothing(selection, sets, len(sets), absent[0])
     return sorted(there, key=lambda cohort: cohort.order)
 
 
-def _found(cohorts: list[Cohort], selection: Selection, sets: CaptureSets) -> tuple[Cohort, ...]:
-    if not cohorts:
-        what = f"--where {selection.where!r}" if selection.where else "the selection"
-        raise QueryError(
-            f"{what} selects nothing of {len(sets)} capture sets in {sets.catalog.store}",
-            hint="To list what is there: trajreplay info",
-        )
-    return tuple(cohorts)
+def _as_options(name: str, values: Sequence[object]) -> str:
+    shown = " ".join(f"{name} {shlex.quote(str(one))}" for one in values[:_SHOWN_VALUES])
+    more = len(values) - _SHOWN_VALUES
+    return f"{shown} (and {more} more)" if more > 0 else shown
+
+
+def _nothing(
+    selection: Selection, sets: CaptureSets, looked_at: int, absent: str = ""
+) -> QueryError:
+    """The error of a selection without result.
+
+    Args:
+        selection: What was asked.
+        sets: The capture sets that are visible.
+        looked_at: How many of them were looked into.
+        absent: The one value of which nothing was found; all together if omitted.
+    """
+    asked = selection.text
+    where = f"{looked_at} capture set{'' if looked_at == 1 else 's'} in {sets.catalog.store}"
+    found = f"{absent or asked or 'a lake without captures'} selects nothing: looked at {where}"
+    if absent and absent != asked:
+        found += f" for {asked}"
+    return QueryError(found, hint="To list what is there: trajreplay info")

@@ -11,8 +11,9 @@ import duckdb
 import pyarrow as pa
 
 from trajreplay.query.catalog import Catalog
-from trajreplay.query.connection import MEMORY_BYTES, TIME_LIMIT_S, connect, interruptible
+from trajreplay.query.connection import MEMORY_BYTES, TIME_LIMIT_S, Run, connect, interruptible
 from trajreplay.query.sql_errors import check_statement, translated
+from trajreplay.query.sql_types import refuse_for_polars, refuse_types, refuse_values
 from trajreplay.query.visible import Visible
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 # The text is bound, never spliced: `query` takes one SELECT, on a connection that opens no file.
 _BOUND = "SELECT * FROM query($1)"
-_Run = Callable[[Callable[[], Any]], Any]
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,14 @@ class SqlResult:
         return self.table
 
     def polars(self) -> polars.DataFrame:
-        """The rows as a Polars frame."""
+        """The rows as a Polars frame.
+
+        Raises:
+            QueryError: A column is of a type that Polars does not have.
+        """
         import polars
 
+        refuse_for_polars(self.table.schema)
         frame = polars.from_arrow(self.table)
         assert isinstance(frame, polars.DataFrame)
         return frame
@@ -77,11 +82,16 @@ class SqlQuery:
         """Run it and keep its rows.
 
         Raises:
-            QueryError: It is wrong, tries more than to read the tables, or takes too much.
+            QueryError: It is wrong, tries more than to read the tables, takes too much, or has a
+                column that Arrow cannot hold as it is.
             DatasetError: A file that it reads is not what its entry says.
         """
         with self._open() as (relation, run, visible):
-            return SqlResult(run(relation.to_arrow_table), visible.notes())
+            refuse_types(relation)
+            table = run(relation.to_arrow_table)
+            for batch in table.to_batches():
+                refuse_values(batch)
+            return SqlResult(table, visible.notes())
 
     def arrow(self) -> pa.Table:
         """The rows as an Arrow table; as `result`."""
@@ -111,9 +121,9 @@ class SqlQuery:
             QueryError, DatasetError: As for `result`, also while the rows are read.
         """
         with self._open() as (relation, run, visible):
+            refuse_types(relation)
             rows = run(relation.to_arrow_reader)
-            batches = iter(lambda: run(lambda: next(rows, None)), None)
-            yield pa.RecordBatchReader.from_batches(rows.schema, batches), visible
+            yield pa.RecordBatchReader.from_batches(rows.schema, _batches(run, rows)), visible
 
     def explain(self) -> str:
         """The plan, without running it.
@@ -125,24 +135,27 @@ class SqlQuery:
             return str(run(relation.explain))
 
     @contextmanager
-    def _open(self) -> Iterator[tuple[duckdb.DuckDBPyRelation, _Run, Visible]]:
+    def _open(self) -> Iterator[tuple[duckdb.DuckDBPyRelation, Run, Visible]]:
         visible = Visible(
             self.catalog,
             run_id=self.run,
             attempt=self.attempt,
             allow_partial=self.allow_partial,
         )
-        with connect(
-            visible,
-            memory_bytes=self.memory_bytes,
-            threads=self.threads,
-            time_limit_s=self.time_limit_s,
-        ) as connection:
+        with (
+            connect(
+                visible,
+                memory_bytes=self.memory_bytes,
+                threads=self.threads,
+                time_limit_s=self.time_limit_s,
+            ) as connection,
+            interruptible(connection) as run_in_thread,
+        ):
             check_statement(connection, self.text)
 
             def run(work: Callable[[], Any]) -> Any:
                 with self._translating(visible):
-                    return interruptible(connection, work)
+                    return run_in_thread(work)
 
             relation = run(lambda: connection.sql(_BOUND, params=[self.text]))
             yield relation, run, visible
@@ -152,7 +165,15 @@ class SqlQuery:
         try:
             yield
         except (duckdb.Error, pa.ArrowException, OSError) as error:
+            if getattr(error, "errno", None) and not visible.errors:
+                raise  # a file that the caller had open, not one of the lake
             raise translated(error, visible, self.text) from error
+
+
+def _batches(run: Run, rows: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+    while (batch := run(lambda: next(rows, None))) is not None:
+        refuse_values(batch)
+        yield batch
 
 
 def run_sql(catalog: Catalog, text: str, **options: Any) -> SqlResult:

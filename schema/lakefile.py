@@ -83,9 +83,10 @@ def open_lake(path: str | os.PathLike[str]) -> Store:
     data = store.read(LAKE_FILE, MAX_BYTES)
     _refuse_newer(data, where)
     tree = load_signed(data, where)
-    if tree.get("format") != FORMAT_VERSION or tree.get("digest") != ALGORITHM:
+    version, digest = tree.get("format"), tree.get("digest")
+    if type(version) is not int or version != FORMAT_VERSION or digest != ALGORITHM:
         raise DatasetError(
-            f"{where}: format {tree.get('format')!r} with digest {tree.get('digest')!r}, expected "
+            f"{where}: format {version!r} with digest {digest!r}, expected "
             f"format {FORMAT_VERSION} with digest {ALGORITHM!r}",
             path=where,
         )

@@ -47,7 +47,7 @@ MIN_ROLLOUTS = 3
 )
 @click.option(
     "--seed",
-    type=click.IntRange(min=0),
+    type=click.IntRange(min=0, max=(1 << 32) - 1),
     default=TrainingConfig.seed,
     show_default=True,
     metavar="N",

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.cli import program, run
+from tests.helpers.small_lakes import healthy_lake
 from trajreplay import __version__
 from trajreplay.cli import main as main_module
 from trajreplay.cli.main import VERBS, main
@@ -107,6 +108,53 @@ def test_the_nearest_lake_upward_is_the_default(
     assert LAKE_FILE == layout.LAKE_FILE
 
 
+VERBS_OF_A_LAKE = [
+    ("info",),
+    ("inspect", "--rollout", "0"),
+    ("validate",),
+    ("replay",),
+    ("sql", "select count(*) from rollouts"),
+]
+
+
+@pytest.mark.parametrize("args", VERBS_OF_A_LAKE)
+def test_a_path_that_is_no_text_is_a_lake_like_any_other(
+    args: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / "lake-\udcff"
+    outcome = run(args[0], "--lake", path, *args[1:])
+    assert (outcome.code, outcome.out) == (3, "")
+    assert "lake-\\udcff is not a lake: no folder" in outcome.err
+    healthy_lake(path)
+    target = tmp_path / "out-\udcff"
+    outcome = run(args[0], "--lake", path, *args[1:], "-o", target)
+    assert (outcome.code, outcome.out, outcome.err) == (0, "", "")
+    assert target.stat().st_size > 0
+
+
+@pytest.mark.parametrize("args", VERBS_OF_A_LAKE)
+def test_where_a_lake_was_looked_for_is_said(
+    args: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lake").mkdir()
+    monkeypatch.chdir(tmp_path)
+    outcome = run(*args)
+    assert (outcome.code, outcome.out) == (3, "")
+    assert outcome.err == (
+        f"Error: no lake found: looked for lake.json in {tmp_path} and the folders above it, and "
+        "in ./lake\n"
+        "\n"
+        "Name one with --lake PATH or TRAJREPLAY_LAKE, or make one: trajreplay init\n"
+    )
+
+
+def test_a_wrong_option_is_said_before_a_lake_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "is no step" in run("replay", "--step", "1").err
+
+
 def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def find(_: str | None) -> Path:
         raise error
@@ -130,6 +178,13 @@ def test_an_unexpected_error_is_one_message(monkeypatch: pytest.MonkeyPatch) -> 
     assert detailed.err.endswith(outcome.err)
 
 
+FULL = """\
+Error: input or output: No space left on device
+
+Make room there, or write to another place.
+"""
+
+
 @pytest.mark.parametrize(
     ("error", "message"),
     [
@@ -139,7 +194,7 @@ def test_an_unexpected_error_is_one_message(monkeypatch: pytest.MonkeyPatch) -> 
         ),
         (
             OSError(28, "No space left on device"),
-            "Error: input or output: No space left on device\n",
+            FULL,
         ),
     ],
 )
@@ -155,6 +210,16 @@ def test_an_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     fail_with(monkeypatch, KeyboardInterrupt())
     outcome = run("info")
     assert (outcome.code, outcome.out, outcome.err) == (130, "", "\nInterrupted.\n")
+
+
+def test_an_interrupt_while_a_library_is_loaded_ends_with_130(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    error = ImportError("Encountered an error while initializing the extension.")
+    error.__cause__ = KeyboardInterrupt()
+    fail_with(monkeypatch, error)
+    outcome = run("info")
+    assert (outcome.code, outcome.out, outcome.err) == (130, "", "Interrupted.\n")
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:

@@ -70,13 +70,20 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         convert(Size(), text)
 
 
+@pytest.mark.parametrize("text", ["99999999999999T", "2000TiB", "9" * 400, "9" * 5000])
+def test_what_no_machine_has_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="is too large, expected at most 1024TiB"):
+        convert(Size(), text)
+
+
 def test_a_step_is_a_rollout_and_a_number() -> None:
     assert convert(StepIdentity(), "120:0") == (120, 0)
     assert StepIdentity().convert((1, 2), None, None) == (1, 2)
 
 
 @pytest.mark.parametrize(
-    "text", ["120", "120:", ":0", "-1:0", "1:2:3", "a:b", "\u0661:\u0662", "1:0\n"]
+    "text",
+    ["120", "120:", ":0", "-1:0", "1:2:3", "a:b", "\u0661:\u0662", "1:0\n", "9" * 5000 + ":0"],
 )
 def test_what_is_no_step_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="expected ROLLOUT:STEP such as 120:0"):

@@ -142,6 +142,14 @@ def test_parquet_is_written_as_a_whole_file(lake: Path, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("verb", ["replay", "inspect"])
+def test_help_says_that_a_rollout_and_a_step_exclude_each_other(verb: str) -> None:
+    words = " ".join(run(verb, "--help").out.split())
+    rollout, step = words.index("--rollout R "), words.index("--step R:S ")
+    assert "excludes --step" in words[rollout:step]
+    assert "excludes --rollout" in words[step : step + 150]
+
+
 def refused(outcome: Outcome, code: int, message: str) -> None:
     assert (outcome.code, outcome.out) == (code, "")
     assert message in outcome.err
@@ -169,6 +177,13 @@ def refused(outcome: Outcome, code: int, message: str) -> None:
         (("--where", "rollout_id = 99"), "Error: "),
         (("--rollout", "99"), "Error: "),
         (("--sample", "nobody"), "Error: "),
+        (("--sample", "s-\udcff"), "'s-\\udcff' is no valid text, expected UTF-8"),
+        (("--group", "\udcff"), "'\\udcff' is no valid text, expected UTF-8"),
+        (("--run", "\udcff"), "'\\udcff' is no valid text, expected UTF-8"),
+        (("--where", "\udcff"), "'\\udcff' is no valid text, expected UTF-8"),
+        (("--step", "1:0", "--batch", "\udcff"), "'\\udcff' is no valid text, expected UTF-8"),
+        (("--stage", "\udcff"), "unknown stage '\\udcff'"),
+        (("--memory", "99999999999999T"), "'99999999999999T' is too large"),
     ],
 )
 def test_a_wrong_selection_is_a_usage_error_and_never_a_pass(

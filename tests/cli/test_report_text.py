@@ -139,6 +139,30 @@ def test_findings_stand_with_their_stage_or_below_the_stages() -> None:
     )
 
 
+def test_a_handoff_is_said_once_with_what_the_rollout_has() -> None:
+    def handoff(token: int) -> tuple[Divergence, Finding]:
+        message = f"old_log_probs of s-0 token {token}: the step consumed -1.0, its rollout ..."
+        name = "handoff.old_log_probs"
+        return (
+            Divergence(name, -1.0, -2.0, sample_id="s-0", group_id="g-0", rank=0, token=token),
+            Finding(name, "error", message, "sample", "s-0", token),
+        )
+
+    divergences, findings = zip(*map(handoff, range(4)), strict=True)
+    gone = Finding("handoff.sample_id", "error", "s-9 is no sample of rollout 1", "sample", "s-9")
+    stage = StageResult("sample", "diverged", mismatches=5, divergences=list(divergences))
+    assert text(cohort(stage, findings=(*findings, gone))).splitlines()[1:-2] == [
+        "[diverged] sample: 5 values",
+        "          error handoff.sample_id s-9: s-9 is no sample of rollout 1",
+        *(
+            f"          handoff.old_log_probs s-0 token {token} (g-0, rank 0): recorded -1.0, "
+            "rollout has -2.0, abs 1.0, ratio 0.5"
+            for token in range(3)
+        ),
+        "          and 2 more",
+    ]
+
+
 def test_a_refusal_is_said_once() -> None:
     finding = Finding("refused", "error", "no capture of rank 1")
     shown = text(cohort(refusal="no capture of rank 1", findings=(finding,)))

@@ -57,6 +57,80 @@ def test_non_finite_values_are_words(lake: Path) -> None:
     )
 
 
+FORMATS = ("table", "json", "ndjson", "csv", "parquet")
+YEARS = "holds a date outside of years 1 to 9999, or parts of a microsecond"
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("date '290000-01-01'", YEARS),
+        ("date '0044-03-15 (BC)'", YEARS),
+        ("timestamp '290000-01-01'", YEARS),
+        ("timestamp_ns '2020-01-01 00:00:00.123456789'", YEARS),
+        ("time_ns '12:00:00.123456789'", YEARS),
+        ("[{'a': date '290000-01-01'}]", YEARS),
+        ("if(i < 2999, null, date '290000-01-01')", YEARS),
+        ("'infinity'::date", "holds infinity"),
+        ("340282366920938463463374607431768211455::uhugeint", "which Arrow does not have"),
+    ],
+)
+def test_a_value_that_cannot_be_written_is_refused_by_column(
+    lake: Path, tmp_path: Path, format_name: str, value: str, message: str
+) -> None:
+    statement = f"select {value} as x from range(3000) t(i)"
+    outcome = sql(lake, statement, "--format", format_name, "-o", str(tmp_path / "out"))
+    if format_name == "parquet" and message is YEARS:
+        assert outcome == Outcome(0, "", "")
+        return
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith("Error: column x is of type ")
+    assert message in outcome.err
+    assert outcome.err.endswith("\nCast it to text in the statement: x::varchar\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("value", ["interval '1 day'", "union_value(a := 1)", "{}"])
+def test_a_type_that_parquet_lacks_is_refused_by_column(
+    lake: Path, tmp_path: Path, value: str
+) -> None:
+    target = tmp_path / "out.parquet"
+    outcome = sql(lake, f"select 1 as fine, [{value}] as x", "-o", str(target))
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "Error: column x is of type large_list<" in outcome.err
+    assert "has no equal in Parquet\n\nCast it to text in the statement: x::varchar" in outcome.err
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        ("interval '14 months -3 days 1500 ms'", "14 months -3 days 1.5 seconds"),
+        ("interval '-5 us'", "-0.000005 seconds"),
+        ("interval '0 days'", "0 seconds"),
+        ("map {'a': 1}", [["a", 1]]),
+        ("union_value(a := 'x')", "x"),
+        ("'b'::enum('a', 'b')", "b"),
+        ("{'a': [1, null]}", {"a": [1, None]}),
+        ("99999999999999999999999999999999999999", 99999999999999999999999999999999999999),
+        ("0.1::decimal(38, 37)", 0.1),
+        ("'\\x00\\xff'::blob", "00ff"),
+        ("timestamptz '2020-01-01 00:00:00+02'", "2019-12-31T22:00:00+00:00"),
+        ("'7ac0a9a8-94d9-4b16-b2b4-3f7e1b5a1d11'::uuid", "7ac0a9a8-94d9-4b16-b2b4-3f7e1b5a1d11"),
+        ("null", None),
+    ],
+)
+def test_a_type_that_json_lacks_keeps_its_value(lake: Path, value: str, written: object) -> None:
+    outcome = sql(lake, f"select {value} as x", "--format", "ndjson")
+    assert json.loads(outcome.out) == {"x": written}
+
+
+def test_an_interval_is_words_in_a_table(lake: Path) -> None:
+    outcome = sql(lake, "select interval '1 day' as x, [interval '2 days'] as y")
+    assert outcome.out.splitlines()[2] == "1 days  [2 days]"
+
+
 def test_tensors_are_lists(lake: Path) -> None:
     outcome = sql(lake, "select loss_mask from rollouts limit 1", "--format", "ndjson")
     assert outcome.out == '{"loss_mask": [1, 1]}\n'
@@ -127,6 +201,10 @@ def test_a_statement_that_is_no_text_is_a_usage_error(lake: Path, tmp_path: Path
     assert (outcome.code, outcome.out) == (2, "")
     assert "no UTF-8 text" in outcome.err
     assert sql(lake, "-f", str(tmp_path / "missing.sql")).code == 2
+    said = sql(lake, "select '\udcff'")
+    assert (said.code, said.out) == (2, "")
+    assert "is no valid text, expected UTF-8" in said.err
+    assert sql(lake, "select 1", "--run", "\udcff").code == 2
 
 
 def test_a_broken_file_under_a_statement_is_refused(tmp_path: Path) -> None:
@@ -189,7 +267,11 @@ def test_a_full_disk_is_said_as_such(lake: Path) -> None:
             text=True,
         )
     assert done.returncode == 3
-    assert done.stderr == "Error: input or output: No space left on device\n"
+    assert done.stderr == (
+        "Error: input or output: No space left on device\n"
+        "\n"
+        "Make room there, or write to another place.\n"
+    )
 
 
 @pytest.mark.parametrize(

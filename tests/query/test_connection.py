@@ -8,7 +8,7 @@ import duckdb
 import pytest
 
 from tests.helpers.queried import catalog_of, write_rollout
-from trajreplay import Lake
+from trajreplay import Lake, QueryError
 from trajreplay.query.connection import connect
 from trajreplay.query.visible import Visible
 
@@ -77,6 +77,51 @@ def test_a_temporary_folder_inside_the_lake_is_not_used(
         row = connection.execute("select current_setting('temp_directory')").fetchone()
     assert row is not None
     assert Path(row[0]).parent == tmp_path
+
+
+def test_memory_that_no_machine_has_is_refused(lake: Lake) -> None:
+    with pytest.raises(QueryError, match=r"no statement can run: .*too large") as caught:
+        lake.sql("select 1", memory_bytes=10**30).arrow()
+    assert "memory that a machine can have" in caught.value.hint
+
+
+@pytest.mark.parametrize("threads", [0, -1, 10**9])
+def test_threads_that_no_machine_has_are_refused(lake: Lake, threads: int) -> None:
+    with pytest.raises(QueryError, match=f"found {threads} threads, expected 1 to 1024"):
+        lake.sql("select 1", threads=threads).arrow()
+
+
+@pytest.mark.parametrize("kind", ["gone", "a file", "closed"])
+def test_a_temporary_folder_that_cannot_be_used_is_said(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    folder = tmp_path / "temporary"
+    if kind == "a file":
+        folder.write_text("")
+    if kind == "closed":
+        folder.mkdir()
+        plain = os.mkdir
+
+        def refusing(path: str, mode: int = 0o777) -> None:
+            if str(path).startswith(str(folder)):
+                raise PermissionError(13, "Permission denied", path)
+            plain(path, mode)
+
+        monkeypatch.setattr(os, "mkdir", refusing)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with pytest.raises(QueryError) as caught:
+        lake.sql("select 1", memory_bytes=3 << 20).arrow()
+    assert "TMPDIR" in caught.value.hint
+
+
+def test_a_temporary_folder_whose_name_is_no_text_is_said(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "\udcff"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with pytest.raises(QueryError, match="expected a folder whose name is UTF-8"):
+        lake.sql("select 1").arrow()
 
 
 PROGRAM = """

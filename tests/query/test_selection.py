@@ -121,8 +121,54 @@ def test_what_is_wrong_or_selects_nothing_is_an_error(
 
 
 def test_an_empty_lake_selects_nothing(own: Lake) -> None:
-    with pytest.raises(QueryError, match="selects nothing of 0 capture sets"):
+    with pytest.raises(QueryError, match="selects nothing: looked at 0 capture sets in "):
         chosen(own)
+
+
+WHERE = "--where 'reward > 1e9'"
+
+
+@pytest.mark.parametrize(
+    ("conditions", "subject", "looked_at", "asked"),
+    [
+        ({"where": "reward > 1e9", "steps": ((1, 0),)}, f"{WHERE} --step 1:0", "1 capture set", ""),
+        (
+            {"where": "reward > 1e9", "run": "r", "attempt": 0, "rollouts": (0, 1), "ranks": (1,)},
+            f"{WHERE} --run r --attempt 0 --rollout 0 --rollout 1 --rank 1",
+            "4 capture sets",
+            "",
+        ),
+        (
+            {"rollouts": (0, 99), "groups": ("g 0",)},
+            "--rollout 99",
+            "6 capture sets",
+            " for --rollout 0 --rollout 99 --group 'g 0'",
+        ),
+        ({"steps": ((1, 7),)}, "--step 1:7", "6 capture sets", ""),
+        (
+            {"rollouts": (1,), "samples": ("s-0", "s-1", "s-2", "s-3", "s-99")},
+            "--sample s-99",
+            "2 capture sets",
+            " for --rollout 1 --sample s-0 --sample s-1 --sample s-2 (and 2 more)",
+        ),
+        (
+            {"steps": ((0, 0),), "batches": ("mb-0009",)},
+            "--batch mb-0009",
+            "1 capture set",
+            " for --step 0:0 --batch mb-0009",
+        ),
+        ({"ranks": (5,)}, "--rank 5", "6 capture sets", ""),
+    ],
+)
+def test_a_selection_of_nothing_repeats_what_was_asked_and_what_was_looked_at(
+    lake: Lake, conditions: dict[str, Any], subject: str, looked_at: str, asked: str
+) -> None:
+    with pytest.raises(QueryError) as caught:
+        chosen(lake, **conditions)
+    assert caught.value.message == (
+        f"{subject} selects nothing: looked at {looked_at} in {lake.path}{asked}"
+    )
+    assert caught.value.hint == "To list what is there: trajreplay info"
 
 
 def test_only_ids_are_read_and_only_of_the_selected_captures(

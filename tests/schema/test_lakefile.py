@@ -7,6 +7,7 @@ import pytest
 
 from trajreplay import DatasetError, Lake
 from trajreplay.schema.canonical import dump_signed
+from trajreplay.schema.filedigest import bytes_digest
 
 
 def test_a_folder_becomes_a_lake_once(tmp_path: Path) -> None:
@@ -52,6 +53,16 @@ def test_a_newer_format_is_refused_however_it_is_signed(tmp_path: Path, signed: 
 )
 def test_another_format_or_digest_is_refused(tmp_path: Path, tree: dict[str, object]) -> None:
     (tmp_path / "lake.json").write_bytes(dump_signed(tree))
+    with pytest.raises(DatasetError, match="expected format 1 with digest 'blake3'"):
+        Lake.open(tmp_path)
+
+
+@pytest.mark.parametrize("version", ["true", "1.0", '"1"', "[1]", "null"])
+def test_a_format_that_only_equals_the_number_is_refused(tmp_path: Path, version: str) -> None:
+    body = f'{{"digest":"blake3","format":{version}'.encode()
+    (tmp_path / "lake.json").write_bytes(
+        body + b',"~blake3":"' + bytes_digest(body).encode() + b'"}'
+    )
     with pytest.raises(DatasetError, match="expected format 1 with digest 'blake3'"):
         Lake.open(tmp_path)
 
