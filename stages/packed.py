@@ -96,6 +96,11 @@ class Packed:
         return torch.from_numpy(self._named("trajectory_id"))
 
     @cached_property
+    def micro_batches(self) -> Tensor:
+        """(S,) int64. The micro-batch of each sample, numbered over all ranks and cohorts."""
+        return torch.from_numpy(_divided(self._named("micro_batch_id"), self.ranks))
+
+    @cached_property
     def consumer_batches(self) -> Tensor:
         """(S,) int64. The consumer batch of each sample, numbered over all cohorts."""
         return torch.from_numpy(self._named("consumer_batch_id"))

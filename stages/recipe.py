@@ -159,6 +159,10 @@ class Recipes:
                 if found.capability == "recompute":
                     chosen[name] = found
                     continue
+                if found.capability == "inspect-only":
+                    shown = (found.capability, found.capability, contract.version, found.reason)
+                    results.append((name, *shown))
+                    continue
                 message = f"declared recompute and unsupported: {found.reason}"
                 results.append((name, "refused", "unsupported", contract.version, message))
         return chosen, results

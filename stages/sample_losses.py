@@ -58,6 +58,8 @@ class SampleLosses:
         }
         shared = stage == POLICY and self._settings.fragments == "shared"
         self._trajectories = block.packed.trajectories if shared else None
+        by_batch = "micro_batch_id" in block.cohorts[0].abilities[stage].reads
+        self._micro_batches = block.packed.micro_batches if by_batch else None
         self._tokens = self._terms(self._columns)
         self._summed: tuple[Tensor, dict[str, float]] | None = None
 
@@ -68,7 +70,7 @@ class SampleLosses:
             return self._kernel.losses(self._all, columns, self._mask, self._offsets)
         if self._stage != POLICY:
             return value_terms(self._value, columns)
-        return policy_terms(self._settings, columns, self._mask, self._offsets)
+        return policy_terms(self._settings, columns, self._mask, self._offsets, self._micro_batches)
 
     @cached_property
     def means(self) -> dict[str, MaskedMean]:

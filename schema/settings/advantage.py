@@ -42,6 +42,8 @@ class AdvantageSettings:
             discounted return of the token rewards; `gae` the generalised advantage over a critic.
         gamma: Discount a token.
         lam: Lambda of GAE.
+        lam_alpha: Where stated, lambda is 1 - 1 / max(alpha n, 1) instead, with n the response
+            tokens of the sample (VAPO).
         masking: How returns and GAE pass masked tokens: `through` them as any other, `reset` to 0
             at each (verl's REINFORCE++), `carry` past them, or `multiply`, whose rewards and
             values count as 0.
@@ -66,6 +68,7 @@ class AdvantageSettings:
     estimator: str = name("grpo", "reinforce++", "reinforce++-baseline", "gae")
     gamma: float = number(1.0)
     lam: float = number(1.0)
+    lam_alpha: float | None = number(None)
     masking: str = name("through", "reset", "carry", "multiply")
     reward_at: str = name("last", "last-unmasked")
     kl_in_reward: bool = flag(False)

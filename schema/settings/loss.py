@@ -25,7 +25,10 @@ class LossSettings:
         old_source: Denominator of the ratio: `old` or `rollout` log-probs.
         use_kl_loss, tis, opsm, opd, per_token: Whether this term was in force: true, false, or
             None where the producer does not say. Where a field below says more, it decides.
-        surrogate: `ppo-clip`; `cispo`; `sapo`; `reinforce`, -A log pi without a ratio; `dppo`, the
+        surrogate: `ppo-clip`; `cispo`; `sapo`; `gmpo`, the geometric mean of the ratios of a
+            sample, clipped in log space; `vespo`; `m2po`, whose bounds hold the second
+            moment of a micro-batch (Relax); `kl-cov`, which penalises the tokens of a micro-batch
+            that covary most; `reinforce`, -A log pi without a ratio; `dppo`, the
             ratio on tokens whose probability has not moved further than eps_clip in the direction
             of the advantage.
         ratio: Ratio of `token` probabilities; `sequence-mean`, the exponential of the masked mean
@@ -35,6 +38,9 @@ class LossSettings:
         cispo_bounds: `two-sided`; `by-sign` of the advantage (Relax); or `upper-absolute`, where
             eps_clip_high is the bound itself (TRL).
         sapo_tau_pos, sapo_tau_neg: Temperatures at positive and other advantages.
+        m2po_kl2_budget: Highest second moment of harmful log ratios in `m2po`. Squared nat.
+        kl_cov_fraction: Share of the trained tokens that `kl-cov` penalises.
+        kl_cov_coef: What that costs them. Per nat.
         dppo_kl_tau: Weight of the squared log ratio in `dppo`.
         correction: Weight of train against rollout probabilities: `none`; `tis`, clipped; `icepop`,
             0 outside the bounds; of the product over the sample, `sequence-tis` and
@@ -69,13 +75,18 @@ class LossSettings:
     opsm: bool | None = flag(None)
     opd: bool | None = flag(None)
     per_token: bool | None = flag(None)
-    surrogate: str = name("ppo-clip", "cispo", "sapo", "reinforce", "dppo")
+    surrogate: str = name(
+        "ppo-clip", "cispo", "sapo", "gmpo", "vespo", "m2po", "kl-cov", "reinforce", "dppo"
+    )
     ratio: str = name("token", "sequence-mean", "sequence-sum", "one")
     log_ratio_clamp: Interval | None = interval(None)
     dual_clip: float | None = number(None)
     cispo_bounds: str = name("two-sided", "by-sign", "upper-absolute")
     sapo_tau_pos: float = number(1.0)
     sapo_tau_neg: float = number(1.05)
+    m2po_kl2_budget: float = number(0.01)
+    kl_cov_fraction: float = number(0.0002)
+    kl_cov_coef: float = number(0.1)
     dppo_kl_tau: float = number(1e-3)
     correction: str = name(
         "none", "tis", "icepop", "sequence-tis", "sequence-mask", "geometric-mask"

@@ -9,6 +9,7 @@ from trajreplay.schema.settings import SECTIONS, Settings
 from trajreplay.schema.settings.knobs import kinds
 from trajreplay.stages.capability.ability import LOG_PROB_SOURCES, Ability
 
+_BY_MICRO_BATCH = ("m2po", "kl-cov")
 _Needs = tuple[tuple[str, ...], tuple[str, ...]]
 
 # The settings that each stage reads, by section.
@@ -36,11 +37,23 @@ def ability(
             f"context-parallel size is {parallel.context_size} and layout.context is not stated"
         )
         return Ability("unsupported", reason)
+    if stage == "loss.policy" and (shown := _only_inspected(settings, columns)):
+        return Ability("inspect-only", shown)
     reason = next(_unknown(stage, settings), "") or next(_contradictions(stage, settings), "")
     if reason:
         return Ability("unsupported", reason)
     reads, writes = _NEEDS[stage](settings, columns) if stage in _NEEDS else ((), ())
     return Ability("recompute", "", reads, writes, _takes_whole(stage, settings))
+
+
+def _only_inspected(settings: Settings, columns: Collection[str]) -> str:
+    """Why a policy loss can be looked at and not recomputed."""
+    surrogate = settings.loss.surrogate
+    if surrogate == "clip-cov":
+        return "loss.surrogate is 'clip-cov', which chooses tokens at random"
+    if surrogate in _BY_MICRO_BATCH and "micro_batch_id" not in columns:
+        return f"loss.surrogate is {surrogate!r}, and the micro-batch of samples was not captured"
+    return ""
 
 
 def _takes_whole(stage: str, settings: Settings) -> bool:
@@ -100,6 +113,8 @@ def _of_advantages(settings: Settings) -> Iterator[str]:
         )
     if advantage.estimator == "gae" and advantage.masking == "reset":
         yield "advantage.masking is 'reset' and advantage.estimator is 'gae', which has no resets"
+    if advantage.lam_alpha is not None and advantage.lam_alpha <= 0:
+        yield f"advantage.lam_alpha is {advantage.lam_alpha:g}, expected more than 0"
     if advantage.whiten != "none" and advantage.whiten_ddof not in (0, 1):
         yield f"advantage.whiten_ddof is {advantage.whiten_ddof}; v2 recomputes 0 or 1"
     if advantage.kl_in_reward and settings.kl.coef == 0:
@@ -126,10 +141,20 @@ def _of_losses(settings: Settings) -> Iterator[str]:
         yield "loss.aggregation is 'constant-norm' and loss.constant_norm is not stated"
     if loss.fragments == "shared" and loss.aggregation != "seq-mean-token-mean":
         yield f"loss.fragments are 'shared' and loss.aggregation is {loss.aggregation!r}"
+    yield from _of_surrogates(settings)
+
+
+def _of_surrogates(settings: Settings) -> Iterator[str]:
+    loss = settings.loss
     if loss.dual_clip is not None and (loss.surrogate != "ppo-clip" or loss.dual_clip <= 0):
         yield f"loss.dual_clip is {loss.dual_clip:g} and loss.surrogate is {loss.surrogate!r}"
     if loss.surrogate == "dppo" and (loss.ratio != "token" or loss.log_ratio_clamp is not None):
-        yield "loss.surrogate is 'dppo', whose ratio is its own; loss.ratio or a clamp is stated"
+        yield "loss.surrogate is 'dppo', and loss.ratio or loss.log_ratio_clamp is stated"
+    of_tokens = ("gmpo", "vespo", *_BY_MICRO_BATCH)
+    if loss.surrogate in of_tokens and loss.ratio.startswith("sequence"):
+        yield f"loss.surrogate is {loss.surrogate!r} and loss.ratio is {loss.ratio!r}"
+    if loss.surrogate == "gmpo" and loss.aggregation != "seq-mean-token-mean":
+        yield f"loss.surrogate is 'gmpo' and loss.aggregation is {loss.aggregation!r}"
     if min(loss.eps_clip, loss.eps_clip_high or 0.0) < 0:
         yield f"loss.eps_clip, loss.eps_clip_high are {loss.eps_clip:g}, {loss.eps_clip_high}"
     if loss.surrogate == "sapo" and min(loss.sapo_tau_pos, loss.sapo_tau_neg) <= 0:
@@ -194,6 +219,8 @@ def _policy_needs(settings: Settings, columns: Collection[str]) -> _Needs:
         reads["ref_log_probs"] = None
     if loss.fragments == "shared":
         reads["trajectory_id"] = None
+    if loss.surrogate in _BY_MICRO_BATCH:
+        reads["micro_batch_id"] = None
     scalars = ["loss", "pg_loss"]
     # Without a bonus the loss does not read the entropy, so a capture may leave it out.
     if loss.entropy_coef != 0 or "entropy" in columns:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trajreplay.schema import AdvantageSettings, KlSettings
 from trajreplay.stages.kernels.advantages import grpo_advantages
-from trajreplay.stages.kernels.gae import gae_advantages
+from trajreplay.stages.kernels.gae import gae_advantages, length_adaptive_lambda
 from trajreplay.stages.kernels.kl_loss import weighted_kl
 from trajreplay.stages.kernels.returns import (
     discounted_returns,
@@ -118,6 +118,9 @@ def _estimated(settings: AdvantageSettings, given: AdvantageInputs) -> Estimate:
             rewards, mask, offsets, gamma=settings.gamma, masking=settings.masking
         )
         return Estimate(returns, returns)
+    lam: Tensor | float = settings.lam
+    if settings.lam_alpha is not None:
+        lam = length_adaptive_lambda(offsets.diff(), alpha=settings.lam_alpha)
     assert given.values is not None  # the capability matrix asks for them
     found = gae_advantages(
         rewards,
@@ -125,7 +128,7 @@ def _estimated(settings: AdvantageSettings, given: AdvantageInputs) -> Estimate:
         mask,
         offsets,
         gamma=settings.gamma,
-        lam=settings.lam,
+        lam=lam,
         masking=settings.masking,
     )
     return Estimate(found.advantages, found.returns)

@@ -11,15 +11,22 @@ from trajreplay.schema import LossSettings, ValueSettings
 from trajreplay.stages.capability import LOG_PROB_SOURCES
 from trajreplay.stages.kernels.clipping import cispo_loss, clip_loss, policy_gradient_loss
 from trajreplay.stages.kernels.correction import bound_weights, importance_weights
-from trajreplay.stages.kernels.gates import dppo_loss, sapo_loss
+from trajreplay.stages.kernels.gates import dppo_loss, kl_cov_loss, sapo_loss
 from trajreplay.stages.kernels.kl_loss import weighted_kl
+from trajreplay.stages.kernels.m2po import m2po_loss
+from trajreplay.stages.kernels.masked import spread
 from trajreplay.stages.kernels.off_policy import off_policy_keep
 from trajreplay.stages.kernels.ratio import log_ratio, sequence_log_ratio
+from trajreplay.stages.kernels.sample_losses import gmpo_loss, vespo_loss
 from trajreplay.stages.kernels.value import value_loss
 
 
 def policy_terms(
-    settings: LossSettings, columns: Mapping[str, Tensor], mask: Tensor, offsets: Tensor
+    settings: LossSettings,
+    columns: Mapping[str, Tensor],
+    mask: Tensor,
+    offsets: Tensor,
+    micro_batches: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """What is summed up into the recorded scalars, a value a token.
 
@@ -29,6 +36,7 @@ def policy_terms(
             `old_log_probs`, `rollout_log_probs`, `ref_log_probs` and `entropy`.
         mask: (N,) bool. Trainable tokens.
         offsets: (S+1,) int64. Where the tokens of each sample begin.
+        micro_batches: (S,) int64. The micro-batch of each sample, for surrogates that act on one.
 
     Returns:
         By scalar, (N,) in the dtype of the columns; `ppo_kl` and `pg_clipfrac` only where there is
@@ -45,7 +53,12 @@ def policy_terms(
         if settings.ratio in _SEQUENCE_FORMS:
             form = _SEQUENCE_FORMS[settings.ratio]
             ratio = sequence_log_ratio(ratio, mask, offsets, form=form)
-        terms |= _surrogate(settings, columns, ratio)
+        if settings.surrogate in ("gmpo", "vespo"):
+            terms |= _sample_surrogate(settings, columns, ratio, mask, offsets)
+        elif settings.surrogate in ("m2po", "kl-cov"):
+            terms |= _batch_surrogate(settings, columns, ratio, mask, offsets, micro_batches)
+        else:
+            terms |= _surrogate(settings, columns, ratio)
     if settings.opsm_delta is not None:
         drift = log_ratio(log_probs, columns["old_log_probs"])
         kept = off_policy_keep(drift, advantages, mask, offsets, threshold=settings.opsm_delta)
@@ -95,6 +108,60 @@ def _surrogate(
         ratio, advantages, eps_clip=low, eps_clip_high=high, dual_clip=settings.dual_clip
     )
     return {"pg_loss": clipped.pg_loss, "pg_clipfrac": clipped.clipped}
+
+
+def _sample_surrogate(
+    settings: LossSettings,
+    columns: Mapping[str, Tensor],
+    ratio: Tensor,
+    mask: Tensor,
+    offsets: Tensor,
+) -> dict[str, Tensor]:
+    """Surrogates that look at all tokens of a sample."""
+    if settings.surrogate == "vespo":
+        found = vespo_loss(columns["log_probs"], ratio, columns["advantages"], mask, offsets)
+        return {"pg_loss": found.pg_loss}
+    sample = gmpo_loss(
+        ratio,
+        columns["advantages"],
+        mask,
+        offsets,
+        eps_clip=settings.eps_clip,
+        eps_clip_high=settings.eps_clip_high,
+    )
+    # One value a sample, given to each of its tokens, is the mean over them.
+    return {"pg_loss": spread(sample.pg_loss, offsets), "pg_clipfrac": sample.clipped}
+
+
+def _batch_surrogate(
+    settings: LossSettings,
+    columns: Mapping[str, Tensor],
+    ratio: Tensor,
+    mask: Tensor,
+    offsets: Tensor,
+    micro_batches: Tensor | None,
+) -> dict[str, Tensor]:
+    """Surrogates that look at all tokens of a micro-batch."""
+    size = 1 if micro_batches is None or not len(micro_batches) else int(micro_batches.max()) + 1
+    advantages = columns["advantages"]
+    if settings.surrogate == "kl-cov":
+        gated = kl_cov_loss(
+            columns["log_probs"],
+            ratio,
+            advantages,
+            mask,
+            offsets,
+            fraction=settings.kl_cov_fraction,
+            kl_coef=settings.kl_cov_coef,
+            index=micro_batches,
+            size=size,
+        )
+        return {"pg_loss": gated.pg_loss}
+    budget = settings.m2po_kl2_budget
+    found = m2po_loss(
+        ratio, advantages, mask, offsets, budget=budget, index=micro_batches, size=size
+    )
+    return {"pg_loss": found.pg_loss, "pg_clipfrac": found.clipped}
 
 
 # Of each correction, whose weight it is, and what happens outside its bounds.

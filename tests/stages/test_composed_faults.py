@@ -176,3 +176,20 @@ def test_a_stride_that_the_rows_do_not_fill_is_no_group(lake: Lake) -> None:
     cohort = _replayed(lake, settings)
     found = the_stage(cohort, "reward.post_process")
     assert {one.field for one in found.divergences} == {"group_size"}
+
+
+@pytest.mark.parametrize(
+    ("surrogate", "reason"),
+    [("clip-cov", "at random"), ("m2po", "micro-batch of samples was not captured")],
+)
+def test_what_takes_more_than_was_captured_is_only_shown(
+    lake: Lake, surrogate: str, reason: str
+) -> None:
+    def change(shares: dict[int, list[Sample]], scalars: Scalars) -> None:
+        for one in (one for own in shares.values() for one in own):
+            one.micro_batch_id = None
+
+    cohort = _replayed(lake, {}, {"loss.surrogate": surrogate}, change)
+    found = the_stage(cohort, "loss.policy")
+    assert (found.verdict, found.capability) == ("inspect-only", "inspect-only")
+    assert reason in found.message
