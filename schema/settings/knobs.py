@@ -10,7 +10,7 @@ from trajreplay.schema.canonical import read_float
 from trajreplay.schema.errors import SchemaError
 
 Interval = tuple[float, float]
-_LARGEST = 3.4e38
+_LARGEST = 3.4028234663852886e38
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _is_weights(value: object) -> bool:
 _EXPECTED = {
     "name": "a name",
     "flag": "true or false",
-    "number": "a finite number",
+    "number": "a number that float32 can hold",
     "count": "a non-negative integer",
     "interval": "a pair (low, high)",
     "weights": "an object of numbers",

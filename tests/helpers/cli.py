@@ -51,6 +51,14 @@ def program(*args: str | Path, cwd: Path | None = None, **environment: str) -> O
     return Outcome(done.returncode, done.stdout, done.stderr)
 
 
+_HEARING = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from trajreplay.cli.main import main; main()"
+)
+# The command line where Ctrl-C is heard: what starts in the background is born deaf to it.
+INTERRUPTIBLE = (sys.executable, "-c", _HEARING)
+
+
 def interrupted(*args: str | Path, tmp: Path) -> Outcome:
     """Run the command line as a program, and interrupt it once a statement of its own runs.
 
@@ -59,7 +67,7 @@ def interrupted(*args: str | Path, tmp: Path) -> Outcome:
         tmp: Folder for temporary files, without any of the program's.
     """
     running = subprocess.Popen(
-        [sys.executable, "-m", "trajreplay", *map(str, args)],
+        [*INTERRUPTIBLE, *map(str, args)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

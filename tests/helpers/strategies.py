@@ -94,7 +94,7 @@ def _outputs() -> st.SearchStrategy[Output]:
 
 
 def _settings() -> st.SearchStrategy[dict[str, Any]]:
-    floats = st.floats(allow_nan=False, allow_infinity=False)
+    floats = st.floats(-3e38, 3e38)
     return st.builds(
         lambda epsilon, coef, size: Settings(
             reward=RewardSettings(epsilon=epsilon, n_samples_per_prompt=size),

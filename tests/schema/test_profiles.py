@@ -15,7 +15,7 @@ from trajreplay.schema.settings import PROFILES, SECTIONS, differences
 from trajreplay.schema.settings.knobs import Kind, kinds
 
 FIELDS = [(section, name) for section, kind in SECTIONS.items() for name in kinds(kind)]
-NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+NUMBERS = st.floats(-3e38, 3e38)
 BY_KIND: dict[str, st.SearchStrategy[Any]] = {
     "flag": st.booleans(),
     "number": NUMBERS,

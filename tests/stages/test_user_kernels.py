@@ -155,7 +155,10 @@ def test_a_recorded_scalar_that_the_kernel_does_not_give_is_said(lake: Lake) -> 
     _record(lake, shares, expected=expected)
     cohort = the_cohort(lake.replay())
     said = [one.message for one in cohort.findings if one.check == "outputs.not-compared"]
-    assert said == ["recorded, and not among the terms of the kernel: grad_norm"] * 2
+    no_such = (
+        "recorded and compared with nothing: grad_norm; under the settings there is no such term"
+    )
+    assert said == [no_such] * 2
     assert cohort.verdict == "pass"
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.cli import INTERRUPTIBLE
 from trajreplay import CaptureError
 from trajreplay.cli.demo.config import TrainingConfig
 from trajreplay.cli.demo.faults import FAULTS
@@ -61,7 +62,7 @@ def test_a_healthy_training_passes_and_learns_and_repeats_itself(tmp_path: Path)
 
 def test_an_interrupt_leaves_no_process_behind(tmp_path: Path) -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "trajreplay", "demo", "--lake", "lake", "--rollouts", "500"],
+        [*INTERRUPTIBLE, "demo", "--lake", "lake", "--rollouts", "500"],
         cwd=tmp_path,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
