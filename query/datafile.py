@@ -11,6 +11,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from trajreplay.query.page_headers import check_claims
 from trajreplay.schema.columns import Table
 from trajreplay.schema.digest import canonical_type
 from trajreplay.schema.entry import DataFile
@@ -101,13 +102,30 @@ class OpenFile:
             columns: Some of the columns that the file was opened for; all of them if omitted.
 
         Raises:
-            DatasetError: The file is damaged.
+            DatasetError: The file is damaged, or its pages claim more memory than they may.
         """
         names = list(self.columns if columns is None else columns)
+        wanted = list(groups)
+        for name in names:
+            self._check_pages(wanted, name)
         try:
-            return self.parquet.read_row_groups(list(groups), columns=names, use_threads=False)
+            return self.parquet.read_row_groups(wanted, columns=names, use_threads=False)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise broken(self.file, f"cannot be decoded: {error}") from error
+
+    def _check_pages(self, groups: Sequence[int], name: str) -> None:
+        leaves = _leaves_of(self.table.name, self._names)[name]
+        parts = [self.parquet.metadata.row_group(group) for group in groups]
+        chunks = [part.column(leaf) for part in parts for leaf in leaves]
+        try:
+            check_claims(self._read_at, self.file.bytes, chunks, self.table[name].is_text)
+        except ValueError as error:
+            raise broken(self.file, f"column {name} has {error}", name) from error
+
+    def _read_at(self, offset: int, size: int) -> bytes:
+        if self.whole is not None:
+            return self.whole[offset : offset + size]
+        return os.pread(self._content.fileno(), size, offset)
 
     def _check_size(self) -> None:
         size = os.fstat(self._content.fileno()).st_size

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trajreplay.query.datafile import OpenFile, broken
+from trajreplay.query.page_headers import TEXT_LIMIT_BYTES
 from trajreplay.query.pages import proven_columns
 from trajreplay.schema.columns import Column, Table
 from trajreplay.schema.digest import column_digest
@@ -18,7 +19,6 @@ from trajreplay.schema.errors import SchemaError
 from trajreplay.schema.identity import CaptureKey
 from trajreplay.schema.store import Store
 
-TEXT_LIMIT_BYTES = 256 << 20
 _KEYS = {*CaptureKey._fields, "row"}
 
 
