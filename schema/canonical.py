@@ -12,6 +12,7 @@ from trajreplay.schema.filedigest import bytes_digest
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 16
+_EXACT = ("0x", "-0x", "inf", "-inf")
 _SEAL = b',"~blake3":"'
 _SEAL_BYTES = len(_SEAL) + 64 + len(b'"}')
 
@@ -85,7 +86,7 @@ def read_float(text: object) -> float:
     try:
         if isinstance(text, (int, float)) and not isinstance(text, bool):
             return float(text)
-        if isinstance(text, str):
+        if isinstance(text, str) and text.startswith(_EXACT):  # "10" would be sixteen
             return float.fromhex(text)
     except OverflowError as error:
         raise ValueError(f"{text!r} is too large for a float") from error

@@ -97,7 +97,7 @@ def test_the_short_form_resolves_into_full_settings() -> None:
         ({"kl": {"coef": "x"}}, r"settings\.kl: "),
         ({"reward": {"divide_by_std": 1}}, "divide_by_std is 1, expected true or false"),
         ({"reward": {"ddof": -1}}, "non-negative integer"),
-        ({"loss": {"eps_clip": "inf"}}, "finite number"),
+        ({"loss": {"eps_clip": "inf"}}, "float32 can hold"),
         ({"loss": {"per_token": 0}}, "true or false"),
         ({"handoff": {"reward": "rounded"}}, "expected one of exact"),
     ],
