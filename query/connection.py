@@ -76,7 +76,8 @@ def connect_empty(
         raise QueryError(f"found {threads} threads, expected 1 to {_MOST_THREADS}")
     limit_ms = max(1, round(time_limit_s * 1000))
     try:
-        instance = _instance(os.getpid(), _outside(root), memory_bytes, threads, limit_ms)
+        with interrupts_heard():
+            instance = _instance(os.getpid(), _outside(root), memory_bytes, threads, limit_ms)
     except (duckdb.Error, OSError) as error:
         raise QueryError(
             f"no statement can run: {error}",
@@ -121,6 +122,17 @@ def interruptible(connection: duckdb.DuckDBPyConnection) -> Iterator[Run]:
         yield run
 
 
+@contextmanager
+def interrupts_heard() -> Iterator[None]:
+    """Let an interrupt that comes while this thread is in DuckDB be one: it makes another error."""
+    try:
+        yield
+    except RuntimeError as error:
+        if str(error) != "Query interrupted":
+            raise
+        raise KeyboardInterrupt from error
+
+
 def _into(found: Future[Any], work: Callable[[], Any]) -> None:
     if found.set_running_or_notify_cancel():
         try:
@@ -153,10 +165,10 @@ def _instance(
     except BaseException:
         shutil.rmtree(spill, ignore_errors=True)
         raise
+    atexit.register(_close, process, instance, spill)
     # Last, since they keep the others from being set.
     instance.execute("SET enable_external_access = false")
     instance.execute("SET lock_configuration = true")
-    atexit.register(_close, process, instance, spill)
     return instance
 
 

@@ -11,7 +11,14 @@ import duckdb
 import pyarrow as pa
 
 from trajreplay.query.catalog import Catalog
-from trajreplay.query.connection import MEMORY_BYTES, TIME_LIMIT_S, Run, connect, interruptible
+from trajreplay.query.connection import (
+    MEMORY_BYTES,
+    TIME_LIMIT_S,
+    Run,
+    connect,
+    interruptible,
+    interrupts_heard,
+)
 from trajreplay.query.sql_errors import check_statement, translated
 from trajreplay.query.sql_types import refuse_for_polars, refuse_types, refuse_values
 from trajreplay.query.visible import Visible
@@ -151,7 +158,8 @@ class SqlQuery:
             ) as connection,
             interruptible(connection) as run_in_thread,
         ):
-            check_statement(connection, self.text)
+            with interrupts_heard():
+                check_statement(connection, self.text)
 
             def run(work: Callable[[], Any]) -> Any:
                 with self._translating(visible):
@@ -163,7 +171,8 @@ class SqlQuery:
     @contextmanager
     def _translating(self, visible: Visible) -> Iterator[None]:
         try:
-            yield
+            with interrupts_heard():
+                yield
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             if getattr(error, "errno", None) and not visible.errors:
                 raise  # a file that the caller had open, not one of the lake

@@ -124,6 +124,33 @@ def test_a_temporary_folder_whose_name_is_no_text_is_said(
         lake.sql("select 1").arrow()
 
 
+INTERRUPTED = """
+import os, signal, sys, threading
+from trajreplay import Lake
+query = Lake.open(sys.argv[1]).sql("select sum(i) from rollouts, range(100000000000) t(i)")
+threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    if sys.argv[2] == "relation":
+        with query.relation() as relation:
+            relation.fetchall()
+    else:
+        query.arrow()
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize("how", ["relation", "arrow"])
+def test_an_interrupt_is_one_whatever_is_done_with_a_statement(lake: Lake, how: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, lake.path, how],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
+
+
 PROGRAM = """
 import sys, trajreplay
 lake = trajreplay.Lake.open(sys.argv[1])
