@@ -112,6 +112,8 @@ class SqlQuery:
     def relation(self) -> Iterator[duckdb.DuckDBPyRelation]:
         """The statement as a DuckDB relation, valid inside the block; each read runs it again.
 
+        Reads are in the caller's thread, where DuckDB may hear of Ctrl-C only when it is done.
+
         Raises:
             QueryError, DatasetError: As for `result`, also for what is done with the relation.
         """

@@ -127,23 +127,21 @@ def test_a_temporary_folder_whose_name_is_no_text_is_said(
 INTERRUPTED = """
 import os, signal, sys, threading
 from trajreplay import Lake
-query = Lake.open(sys.argv[1]).sql("select sum(i) from rollouts, range(100000000000) t(i)")
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+lake = Lake.open(sys.argv[1])
+lake.sql("select 1").arrow()  # libraries that are loading may swallow an interrupt
+query = lake.sql("select sum(i) from rollouts, range(100000000000) t(i)")
 threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
-    if sys.argv[2] == "relation":
-        with query.relation() as relation:
-            relation.fetchall()
-    else:
-        query.arrow()
+    query.arrow()
 except KeyboardInterrupt:
     print("interrupted")
 """
 
 
-@pytest.mark.parametrize("how", ["relation", "arrow"])
-def test_an_interrupt_is_one_whatever_is_done_with_a_statement(lake: Lake, how: str) -> None:
+def test_an_interrupt_in_a_program_ends_its_statement(lake: Lake) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, lake.path, how],
+        [sys.executable, "-c", INTERRUPTED, lake.path],
         capture_output=True,
         text=True,
         timeout=60,
