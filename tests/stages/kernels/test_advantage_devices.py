@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.devices import DEVICES
 from trajreplay.stages.kernels import (
     broadcast_advantages,
     clip_advantages,
@@ -27,14 +28,6 @@ from trajreplay.stages.kernels import (
     whiten,
 )
 from trajreplay.stages.kernels.normalise import DIVISORS, GROUP_BASELINES
-
-CUDA = pytest.param(
-    "cuda",
-    marks=[
-        pytest.mark.gpu,
-        pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-    ],
-)
 
 
 def every_kernel(device: str, dtype: torch.dtype, lengths: list[int]) -> list[Tensor]:
@@ -89,7 +82,7 @@ def every_kernel(device: str, dtype: torch.dtype, lengths: list[int]) -> list[Te
     ]
 
 
-@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("lengths", [[5, 5, 5, 5], [3, 0, 9, 8]])
 def test_every_kernel_runs_on_the_device_of_its_inputs(device: str, lengths: list[int]) -> None:
     expected = every_kernel("cpu", torch.float64, lengths)
@@ -98,7 +91,7 @@ def test_every_kernel_runs_on_the_device_of_its_inputs(device: str, lengths: lis
         torch.testing.assert_close(value.cpu(), on_cpu, rtol=1e-6, atol=1e-9, equal_nan=True)
 
 
-@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_values_keep_the_dtype_of_their_inputs(device: str, dtype: torch.dtype) -> None:
     assert {one.dtype for one in every_kernel(device, dtype, [3, 0, 9, 8])} == {dtype}

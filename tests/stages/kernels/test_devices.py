@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.devices import DEVICES
 from trajreplay.stages.kernels import (
     approx_kl,
     approx_kl_error,
@@ -21,14 +22,6 @@ from trajreplay.stages.kernels import (
     segment_sum,
     seq_mean_token_mean,
     seq_mean_token_mean_error,
-)
-
-CUDA = pytest.param(
-    "cuda",
-    marks=[
-        pytest.mark.gpu,
-        pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-    ],
 )
 
 
@@ -72,7 +65,7 @@ def every_kernel(device: str, dtype: torch.dtype, lengths: list[int]) -> list[Te
     ]
 
 
-@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("lengths", [[5, 5, 5, 5], [3, 0, 9, 8]])
 def test_every_kernel_runs_on_the_device_of_its_inputs(device: str, lengths: list[int]) -> None:
     expected = every_kernel("cpu", torch.float64, lengths)
@@ -81,7 +74,7 @@ def test_every_kernel_runs_on_the_device_of_its_inputs(device: str, lengths: lis
         torch.testing.assert_close(value.cpu(), on_cpu, rtol=1e-9, atol=1e-12, equal_nan=True)
 
 
-@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("lengths", [[5, 5, 5, 5], [3, 0, 9, 8]])
 def test_values_keep_the_dtype_of_their_inputs(device: str, lengths: list[int]) -> None:
     wide = every_kernel(device, torch.float64, lengths)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.helpers.devices import DEVICES
 from trajreplay.stages.kernels.clipping import cispo_loss, clip_loss, policy_gradient_loss
 from trajreplay.stages.kernels.correction import (
     bound_weights,
@@ -29,13 +30,6 @@ from trajreplay.stages.kernels.sample_losses import gmpo_loss, vespo_loss
 from trajreplay.stages.kernels.value import value_loss
 
 SETS = 3
-CUDA = pytest.param(
-    "cuda",
-    marks=[
-        pytest.mark.gpu,
-        pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-    ],
-)
 
 
 @dataclass(frozen=True)
@@ -166,7 +160,7 @@ def test_order_of_samples_does_not_matter(batch: Batch, random: Random) -> None:
         torch.testing.assert_close(after, before, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("lengths", [[5, 5, 5, 5], [3, 0, 9, 8]])
 def test_every_kernel_runs_on_the_device_of_its_inputs(device: str, lengths: list[int]) -> None:
     batch = drawn(0, lengths)
