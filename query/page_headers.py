@@ -26,13 +26,13 @@ _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _STRUCT = 1, 2, 3, 4, 
 
 # A dictionary page, or a data page of version 1 without statistics, as nearly all pages are: its
 # type, both sizes, then in the header of its kind the number of values, and encodings.
-_VARINT = rb"[\x80-\xff]{0,4}[\x00-\x7f]"
+VARINT = rb"[\x80-\xff]{0,4}[\x00-\x7f]"  # of 32 bits
 _SHORT = rb"\x15[\x00-\x7f]"
 _PLAIN = re.compile(
     rb"%(short)b\x15(%(number)b)\x15(%(number)b)"
     rb"(?:\x4c\x15(%(number)b)%(short)b[\x11\x12]?"
     rb"|\x2c\x15%(number)b%(short)b%(short)b%(short)b(?:\x1c\x00)?)\x00\x00"
-    % {b"short": _SHORT, b"number": _VARINT}
+    % {b"short": _SHORT, b"number": VARINT}
 )
 
 
@@ -92,7 +92,7 @@ def _header(read_at: ReadAt, start: int) -> tuple[int, int, int, int]:
         plain = _PLAIN.match(raw)
         if plain:
             sizes = plain.groups(b"\0")
-            return _signed(sizes[0]), _signed(sizes[1]), _signed(sizes[2]), start + plain.end()
+            return signed(sizes[0]), signed(sizes[1]), signed(sizes[2]), start + plain.end()
         numbers: _Numbers = {}
         try:
             end = _read_struct(raw, 0, (), numbers)
@@ -138,7 +138,7 @@ def _read_struct(raw: bytes, at: int, path: tuple[int, ...], numbers: _Numbers) 
 def _read_number(raw: bytes, at: int) -> tuple[int, int]:
     """A whole number of 32 bits with its sign, and where it ends."""
     start, at = at, _read_varint(raw, at)[1]
-    return _signed(raw[start:at]), at
+    return signed(raw[start:at]), at
 
 
 def _read_varint(raw: bytes, at: int) -> tuple[int, int]:
@@ -157,6 +157,7 @@ def _whole(varint: bytes) -> int:
     return value
 
 
-def _signed(varint: bytes) -> int:
+def signed(varint: bytes) -> int:
+    """The whole number of 32 bits that a varint of Thrift's compact protocol holds."""
     value = _whole(varint) & 0xFFFFFFFF
     return value >> 1 ^ -(value & 1)

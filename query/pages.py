@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from trajreplay.query.datafile import OpenFile
+from trajreplay.query.page_headers import VARINT, signed
 from trajreplay.schema.digest import list_digest
 from trajreplay.schema.lists import ListBounds
 from trajreplay.schema.tables import length_column
@@ -24,10 +25,9 @@ _CODECS = {"LZ4": pa.Codec("lz4_raw"), "UNCOMPRESSED": None}
 _LEVELS_BYTES = 1 << 16
 # The header of a data page of version 1 in Thrift's compact protocol: page type 0, uncompressed
 # and compressed size, then number of values, encoding PLAIN, both levels RLE, no statistics.
-_VARINT = rb"([\x80-\xff]*[\x00-\x7f])"
 _PLAIN_PAGE = re.compile(
-    rb"\x15\x00\x15%b\x15%b\x2c\x15%b\x15\x00\x15\x06\x15\x06(?:\x1c\x00)?\x00\x00"
-    % (_VARINT, _VARINT, _VARINT),
+    rb"\x15\x00\x15(%b)\x15(%b)\x2c\x15%b\x15\x00\x15\x06\x15\x06(?:\x1c\x00)?\x00\x00"
+    % (VARINT, VARINT, VARINT),
     re.DOTALL,
 )
 
@@ -119,9 +119,9 @@ def _page(raw: bytes, start: int, codec: pa.Codec | None, limit: int) -> tuple[A
     header = _PLAIN_PAGE.match(raw, start)
     if header is None:
         return None
-    size, packed = _number(header[1]), _number(header[2])
+    size, packed = signed(header[1]), signed(header[2])
     body, end = header.end(), header.end() + packed
-    if end > len(raw) or size > limit:
+    if not (body <= end <= len(raw) and 0 <= size <= limit):
         return None
     content = memoryview(raw)[body:end]
     if codec is None:
@@ -130,11 +130,3 @@ def _page(raw: bytes, start: int, codec: pa.Codec | None, limit: int) -> tuple[A
         return codec.decompress(content, decompressed_size=size), end
     except (pa.ArrowException, OSError, ValueError):
         return None
-
-
-def _number(varint: bytes) -> int:
-    """An integer of Thrift's compact protocol; one that is negative comes out too large."""
-    value = 0
-    for byte in reversed(varint):
-        value = value << 7 | byte & 0x7F
-    return value >> 1 if not value & 1 else 1 << 63
