@@ -191,6 +191,26 @@ class RewardName(click.ParamType[str]):
         return str(value)
 
 
+class SettingChange(click.ParamType[tuple[str, Any]]):
+    """`section.field=value`, a setting that is another."""
+
+    name = "NAME=VALUE"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, Any]:
+        """Read name and value, and refuse a setting or a value that there is not."""
+        from trajreplay.schema import SchemaError
+        from trajreplay.schema.settings.words import setting_of
+
+        if isinstance(value, tuple):
+            return value
+        try:
+            return setting_of(value)
+        except SchemaError as error:
+            self.fail(f"{error.message}. {error.hint}".rstrip(), param, ctx)
+
+
 class StageName(click.ParamType[str]):
     """The name of a stage."""
 

@@ -11,6 +11,7 @@ from trajreplay.cli.options import (
     ATTEMPT,
     RUN,
     RewardName,
+    SettingChange,
     Size,
     StageName,
     StepIdentity,
@@ -21,6 +22,7 @@ from trajreplay.cli.output import Output
 from trajreplay.cli.progress import ProgressBar
 from trajreplay.cli.report_rows import write_report
 from trajreplay.cli.verb import Verb
+from trajreplay.cli.what_if import write_what_if
 
 
 def _several(flag: str, name: str, kind: Any, metavar: str, what: str) -> Callable[..., Any]:
@@ -92,6 +94,16 @@ def _several(flag: str, name: str, kind: Any, metavar: str, what: str) -> Callab
     "them.",
 )
 @click.option(
+    "--set",
+    "changes",
+    type=SettingChange(),
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Recompute under this setting instead of the captured one, such as "
+    "loss.eps_clip_high=0.28, and show what changes by stage; no verdict. May be given several "
+    "times. Default: judge what was recorded.",
+)
+@click.option(
     "--memory",
     "memory_bytes",
     type=Size(),
@@ -108,6 +120,7 @@ def replay(
     output: Output,
     everything: bool,
     run: str | None,
+    changes: tuple[tuple[str, Any], ...],
     **selection: Any,
 ) -> None:
     """Recompute every stage from reward to loss and name the first one that differs.
@@ -124,7 +137,25 @@ def replay(
         raise click.UsageError(
             "--batch needs --step R:S: micro-batches are numbered anew in every step."
         )
+    if changes:
+        _show_what_if(lake_path, output, dict(changes), {"run": run, **selection})
+        return
     with ProgressBar("Replaying", quiet=output.quiet) as progress:
         report = Lake.open(lake_path).replay(run=run, progress=progress, **selection)
     write_report(report, output, everything=everything or output.verbose)
     click.get_current_context().exit(report.exit_code)
+
+
+def _show_what_if(
+    lake_path: str, output: Output, changes: dict[str, Any], selection: dict[str, Any]
+) -> None:
+    from trajreplay.lake import Lake
+
+    for name in ("reward", "require_stages", "allow_partial"):
+        if selection.pop(name):
+            flag = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{flag} is part of a verdict, and --set gives none.")
+    selection.pop("closure")
+    with ProgressBar("Recomputing", quiet=output.quiet) as progress:
+        found = Lake.open(lake_path).what_if(changes, progress=progress, **selection)
+    write_what_if(found, output)

@@ -10,11 +10,14 @@ from trajreplay.stages.report import (
     StageResult,
 )
 from trajreplay.stages.reuse import AdvantageKernel, Kernel, KlKernel, LossKernel, RewardKernel
+from trajreplay.stages.what_if import CohortChange, FieldChange, WhatIf, what_if
 
 __all__ = [
     "AdvantageKernel",
+    "CohortChange",
     "CohortReport",
     "Divergence",
+    "FieldChange",
     "Finding",
     "Kernel",
     "KlKernel",
@@ -23,5 +26,7 @@ __all__ = [
     "RewardFunction",
     "RewardKernel",
     "StageResult",
+    "WhatIf",
     "replay",
+    "what_if",
 ]

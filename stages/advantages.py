@@ -21,12 +21,24 @@ from trajreplay.stages.rewards import warn_of_batch_rewards
 
 def replay_advantage_kl(block: Block) -> None:
     """Recompute the KL of policy against reference token by token."""
+    inputs, recomputed, compared = compare_kl(block)
+    if compared.disagree is not None:
+        recorded = block.packed.tokens("kl")
+        block.chained["kl"] = torch.where(compared.disagree, recomputed, recorded)
+    block.record("advantage.kl", compared.looks, inputs=inputs, outputs=("kl",), noun="tokens")
+
+
+def compare_kl(block: Block) -> tuple[tuple[str, ...], Tensor, Compared]:
+    """The columns that the KL is made of, the KL of each token, and how the recorded ones compare.
+
+    Returns:
+        Names, (N,) float64, and the comparison.
+    """
     settings, kernel = block.settings.kl, block.kernel("advantage.kl")
-    recorded = block.packed.tokens("kl")
     dtype = block.dtypes.get("kl", "float32")
     if settings.coef == 0 and kernel is None:
         inputs: tuple[str, ...] = ()
-        recomputed = torch.zeros_like(recorded)
+        recomputed = torch.zeros_like(block.packed.tokens("kl"))
 
         def slack(tokens: Tensor) -> Tensor:
             return torch.zeros(len(tokens)).double()
@@ -53,7 +65,7 @@ def replay_advantage_kl(block: Block) -> None:
             return rounding + evaluation_slack(recomputed[tokens], rounded)
 
     compared = compare_elements(
-        recorded,
+        block.packed.tokens("kl"),
         recomputed,
         block.packed.token_bounds,
         block.tolerance("advantage.kl", "kl"),
@@ -61,9 +73,7 @@ def replay_advantage_kl(block: Block) -> None:
         describe=lambda one, old, new: block.token_divergence("kl", one, old, new),
         active=block.active,
     )
-    if compared.disagree is not None:
-        block.chained["kl"] = torch.where(compared.disagree, recomputed, recorded)
-    block.record("advantage.kl", compared.looks, inputs=inputs, outputs=("kl",), noun="tokens")
+    return inputs, recomputed, compared
 
 
 def replay_advantage_estimate(block: Block) -> None:
@@ -72,14 +82,14 @@ def replay_advantage_estimate(block: Block) -> None:
         warn_of_batch_rewards(block)
     names = [one for one in ("advantages", "returns") if one in block.packed.table.column_names]
     reads = block.cohorts[0].abilities["advantage.estimate"].reads
-    isolated = _estimate(block, {})
-    looks = [_against(block, name, isolated[name], {}) for name in names]
+    isolated = estimated(block, {})
+    looks = [compare_estimates(block, name, isolated[name], {}) for name in names]
     replaced = {name: block.chained[name] for name in reads if name in block.chained}
     chained = None
     final = isolated
     if replaced:
-        final = _estimate(block, replaced)
-        chained = [_against(block, name, final[name], replaced) for name in names]
+        final = estimated(block, replaced)
+        chained = [compare_estimates(block, name, final[name], replaced) for name in names]
     for name, result in zip(names, chained or looks, strict=True):
         if result.disagree is not None:
             recorded = block.packed.tokens(name)
@@ -96,7 +106,7 @@ def replay_advantage_estimate(block: Block) -> None:
     )
 
 
-def _estimate(
+def estimated(
     block: Block, replaced: dict[str, Tensor], dtype: torch.dtype = torch.float64
 ) -> dict[str, Tensor]:
     """Advantages and returns, some inputs replaced, in the arithmetic of a dtype."""
@@ -130,7 +140,17 @@ def _estimate(
     return found._asdict()
 
 
-def _against(block: Block, name: str, recomputed: Tensor, replaced: dict[str, Tensor]) -> Compared:
+def compare_estimates(
+    block: Block, name: str, recomputed: Tensor, replaced: dict[str, Tensor]
+) -> Compared:
+    """How recorded advantages or returns compare with those made of some inputs.
+
+    Args:
+        block: The cohorts.
+        name: The column.
+        recomputed: (N,) float64. What `estimated` gives.
+        replaced: What that was given.
+    """
     dtype = block.dtypes.get(name, "float32")
 
     def slack(tokens: Tensor) -> Tensor:
@@ -138,7 +158,7 @@ def _against(block: Block, name: str, recomputed: Tensor, replaced: dict[str, Te
         plain = is_plain("advantage.estimate", block.settings)
         if plain and block.kernel("advantage.estimate") is None:  # values are copied
             return rounding
-        rounded = _estimate(block, replaced, torch.float32)[name]
+        rounded = estimated(block, replaced, torch.float32)[name]
         return rounding + evaluation_slack(recomputed, rounded)[tokens]
 
     return compare_elements(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from trajreplay.schema.policy import Tolerance
 from trajreplay.stages.block import Block
 from trajreplay.stages.cohort import LoadedCohort
-from trajreplay.stages.compare import Look, compare_elements, compare_scalar
+from trajreplay.stages.compare import Compared, Look, compare_elements, compare_scalar
 from trajreplay.stages.coverage import POLICY, judge_coverage, name_unstated_terms
 from trajreplay.stages.kernels import scatter_sum_error
 from trajreplay.stages.outputs import (
@@ -87,8 +90,23 @@ def _compare(block: Block, outputs: list[Recorded], losses: SampleLosses) -> Loo
     return look
 
 
-def _compare_sum(block: Block, one: Recorded, losses: SampleLosses) -> Look:
-    """A scalar over the samples of a micro-batch, a rank, or the cohort."""
+@dataclass(frozen=True)
+class Scalar:
+    """A recorded scalar over several samples, and how far it may be off.
+
+    Args:
+        divergence: The recorded and the recomputed value.
+        tolerance: What is a pass.
+        slack: Gives the bound inside which a difference is precision.
+    """
+
+    divergence: Divergence
+    tolerance: Tolerance
+    slack: Callable[[], float]
+
+
+def summed_scalars(block: Block, one: Recorded, losses: SampleLosses) -> Iterator[Scalar]:
+    """A scalar over the samples of a micro-batch, a rank, or the cohort, and its numerator."""
     output, name = one.output, one.output.field
     tolerance = block.tolerance(one.output.stage, name)
     samples = len(one.samples)
@@ -99,7 +117,6 @@ def _compare_sum(block: Block, one: Recorded, losses: SampleLosses) -> Look:
         same = torch.zeros(samples, dtype=torch.int64)
         return float(scatter_sum_error(losses.total_errors(name, one.samples), same, 1).error)
 
-    look = Look()
     pairs = [(name, output.value, output.scale * total / divisor, weight)]
     if output.numerator is not None:
         pairs.append((f"{name}.numerator", output.numerator, total, 1.0))
@@ -119,12 +136,25 @@ def _compare_sum(block: Block, one: Recorded, losses: SampleLosses) -> Look:
                 f"{field}[{output.micro_batch_id}]", recorded, recomputed, rank=one.entry.key.rank
             )
         scaled = Tolerance(tolerance.atol * min(1.0, factor), tolerance.rtol)
-        look = look.merged(compare_scalar(divergence, scaled, lambda f=factor: f * slack()))  # type: ignore[misc]
+        yield Scalar(divergence, scaled, lambda f=factor: f * slack())  # type: ignore[misc]
+
+
+def _compare_sum(block: Block, one: Recorded, losses: SampleLosses) -> Look:
+    look = Look()
+    for scalar in summed_scalars(block, one, losses):
+        found = compare_scalar(scalar.divergence, scalar.tolerance, scalar.slack)
+        look = look.merged(found)
     return look
 
 
-def _compare_samples(block: Block, one: Recorded, losses: SampleLosses) -> Look:
-    """One value a sample: its masked mean, or with reduction sum its numerator."""
+def sample_scalars(
+    block: Block, one: Recorded, losses: SampleLosses
+) -> tuple[Tensor, Tensor, Compared]:
+    """One value a sample, recorded and recomputed: its masked mean, or with reduction sum the sum.
+
+    Returns:
+        (K,) float64 each, for the samples that the output covers, and how they compare.
+    """
     output, name = one.output, one.output.field
     terms = losses.means[name]
     summed = output.reduction == "sum"
@@ -136,13 +166,17 @@ def _compare_samples(block: Block, one: Recorded, losses: SampleLosses) -> Look:
         error = losses.errors[name].error[samples]
         return abs(scale) * (error * terms.denominator[samples] if summed else error)
 
-    recorded = sample_values(block, one)
+    recorded, recomputed = sample_values(block, one), scale * exact[one.samples]
     compared = compare_elements(
         recorded,
-        scale * exact[one.samples],
+        recomputed,
         [0, len(recorded)],
         block.tolerance(one.output.stage, name),
         slack=slack,
         describe=lambda at, old, new: block.sample_divergence(name, int(one.samples[at]), old, new),
     )
-    return compared.looks[0]
+    return recorded, recomputed, compared
+
+
+def _compare_samples(block: Block, one: Recorded, losses: SampleLosses) -> Look:
+    return sample_scalars(block, one, losses)[2].looks[0]

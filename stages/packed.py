@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -39,6 +41,7 @@ class Packed:
         torch.cumsum(self.lengths, 0, out=self.offsets[1:])
         self.token_bounds = [int(self.offsets[bound]) for bound in self.sample_bounds]
         self._tokens: dict[str, Tensor] = {}
+        self._scalars: dict[str, Tensor] = {}
 
     def tokens(self, name: str) -> Tensor:
         """(N,) float64. A list column, packed."""
@@ -48,7 +51,30 @@ class Packed:
 
     def scalars(self, name: str) -> Tensor:
         """(S,) float64. A column of one number a sample."""
-        return _tensor(self.table[name]).double()
+        if name not in self._scalars:
+            self._scalars[name] = _tensor(self.table[name]).double()
+        return self._scalars[name]
+
+    def replaced(self, columns: Mapping[str, Tensor]) -> Packed:
+        """The same rows with other values: of columns, or of `groups`, the group of each sample.
+
+        Args:
+            columns: (N,) or (S,) each; `loss_mask` and `groups` among them as bool and int64.
+        """
+        other = copy.copy(self)
+        other._tokens, other._scalars = {**self._tokens}, {**self._scalars}
+        for name, values in columns.items():
+            if name == "loss_mask":
+                for made in ("weights", "trained"):
+                    other.__dict__.pop(made, None)
+                other.__dict__["mask"] = values
+            elif name == "groups":
+                other.__dict__["groups"] = values
+            elif pa.types.is_list(self.table.schema.field(name).type):
+                other._tokens[name] = values
+            else:
+                other._scalars[name] = values
+        return other
 
     @cached_property
     def mask(self) -> Tensor:

@@ -26,6 +26,7 @@ _ALWAYS = (
 )
 _OF_STEPS = ("source_attempt", "source_rollout_id")
 _OPTIONAL = ("returns",)
+_TEXTS = frozenset({*SCORED} - {"tokens"})
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,19 @@ class Recipes:
     Args:
         asked: Stages asked for; all declared ones if empty.
         reward: A reward function that recomputes the raw rewards.
+        everything: Whether columns that no stage reads are read, too, where they are there.
     """
 
-    def __init__(self, asked: Collection[str] = (), reward: Plugin | None = None) -> None:
+    def __init__(
+        self,
+        asked: Collection[str] = (),
+        reward: Plugin | None = None,
+        *,
+        everything: bool = False,
+    ) -> None:
         self._asked = tuple(asked)
         self._reward = reward
+        self._everything = everything
         self._known: dict[object, tuple[Settings, Recipe]] = {}
 
     def of(self, captures: CaptureSet, *, has_source: bool) -> Recipe:
@@ -127,6 +136,10 @@ class Recipes:
         wanted = dict.fromkeys([*names, *sorted(reads | writes), *optional, *unread])
         if self._reward is not None and "reward.raw" in abilities:
             wanted |= dict.fromkeys(SCORED)
+        if self._everything:
+            more = held - {column.name for column in table.columns if column.role == "key"}
+            wanted |= dict.fromkeys(sorted(more - _TEXTS))
+            reads |= {*TWINS} - _TEXTS
         columns = tuple(name for name in wanted if name in names or name in held)
         return Recipe(abilities, tuple(results), columns, reads, tuple(unread), held - odd)
 

@@ -64,7 +64,7 @@ def _infinite(block: Block) -> list[Look]:
 def replay_reward_post_process(block: Block) -> None:
     """Recompute the processed rewards from the raw ones, group by group."""
     settings, raw = block.settings.reward, block.packed.scalars("raw_reward")
-    isolated = _Processed(block, raw)
+    isolated = Processed(block, raw)
     compared = isolated.compare()
     looks = compared.looks
     if settings.grouping in ("group", "stride") and settings.unit == "sample":
@@ -77,7 +77,7 @@ def replay_reward_post_process(block: Block) -> None:
     final, chained = isolated, None
     # Only a reward function recomputes raw rewards, here or in the rollouts that a step consumed.
     if block.cohorts[0].rescored and "raw_reward" in block.chained:
-        final = _Processed(block, block.chained["raw_reward"])
+        final = Processed(block, block.chained["raw_reward"])
         compared = final.compare()
         chained = final.with_echoes(compared.looks)
     if compared.disagree is not None:
@@ -95,7 +95,7 @@ def replay_reward_post_process(block: Block) -> None:
     )
 
 
-class _Processed:
+class Processed:
     """Processed rewards of a block from some raw ones, to be compared with the recorded ones."""
 
     def __init__(self, block: Block, raw: Tensor) -> None:

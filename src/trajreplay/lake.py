@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import pyarrow
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         Tolerance,
     )
     from trajreplay.schema.store import Store
-    from trajreplay.stages import Report, RewardFunction
+    from trajreplay.stages import Report, RewardFunction, WhatIf
     from trajreplay.writer import CaptureBuilder
 
 
@@ -331,4 +331,68 @@ class Lake:
             reward=as_reward(reward),
             memory_bytes=memory_bytes,
             progress=progress,
+        )
+
+    def what_if(
+        self,
+        changes: Mapping[str, Any],
+        where: str | None = None,
+        *,
+        run: str | None = None,
+        attempt: int | None = None,
+        rollouts: Sequence[int] = (),
+        steps: Sequence[tuple[int, int]] = (),
+        ranks: Sequence[int] = (),
+        samples: Sequence[str] = (),
+        groups: Sequence[str] = (),
+        batches: Sequence[str] = (),
+        stages: Sequence[str] = (),
+        memory_bytes: int = 2 << 30,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> WhatIf:
+        """Recompute cohorts under other settings than those in force, and say what changes.
+
+        Each selected cohort is taken whole. Its stages are recomputed twice, each from what the
+        stages before give, of a step also from what the rollouts give that it consumed from.
+
+        Args:
+            changes: The settings that are others, by `section.field`.
+            where: One boolean SQL expression over the rows of `rollouts` and of `steps`.
+            run: The run; all runs if omitted.
+            attempt: Follow this attempt instead of the newest lineage.
+            rollouts: Rollouts and their steps.
+            steps: (rollout_id, step_id) pairs; excludes `rollouts`.
+            ranks: Ranks that captured the samples.
+            samples: Sample ids.
+            groups: Group ids.
+            batches: Micro-batch ids; needs `steps`.
+            stages: Stages to report; all that are declared if empty.
+            memory_bytes: What the samples of one cohort may take in memory.
+            progress: Called with the cohorts done and all of them.
+
+        Returns:
+            By cohort, stage and field: how many values change, and the largest change.
+
+        Raises:
+            QueryError: Nothing is changed, or the selection is wrong or selects nothing.
+            SchemaError: There is no such setting, or a value is of another kind.
+            DatasetError: The lake cannot be listed.
+        """
+        from trajreplay.query import Selection
+        from trajreplay.stages import what_if
+
+        selection = Selection(
+            where=where,
+            run=run,
+            attempt=attempt,
+            rollouts=tuple(rollouts),
+            steps=tuple(steps),
+            ranks=tuple(ranks),
+            samples=tuple(samples),
+            groups=tuple(groups),
+            batches=tuple(batches),
+            stages=tuple(stages),
+        )
+        return what_if(
+            self._catalog, selection, changes, memory_bytes=memory_bytes, progress=progress
         )

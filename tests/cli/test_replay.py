@@ -310,3 +310,31 @@ def test_an_interrupt_ends_an_expensive_predicate(lake: Path, tmp_path: Path) ->
     where = "(select count(*) from range(100000000000) t(a) where a % 7 = rollout_id) > reward"
     outcome = interrupted("replay", "--lake", lake, "--where", where, tmp=tmp_path)
     assert outcome == Outcome(130, "", "\nInterrupted.\n")
+
+
+def test_other_settings_are_shown_beside_those_in_force(lake: Path) -> None:
+    found = replay(
+        lake, "--rollout", "0", "--set", "reward.divide_by_std=false", "--format", "json"
+    )
+    assert found.code == 0
+    document = json.loads(found.out)
+    assert document["changes"] == {"reward.divide_by_std": False}
+    (cohort,) = document["cohorts"]
+    (field,) = cohort["fields"]
+    assert (field["stage"], field["field"], field["changed"]) == (
+        "reward.post_process",
+        "reward",
+        2,
+    )
+
+
+def test_other_settings_give_no_verdict(lake: Path) -> None:
+    found = replay(lake, "--set", "reward.epsilon=1e-4", "--require-stages")
+    assert (found.code, found.out) == (2, "")
+    assert "--require-stages is part of a verdict" in found.err
+
+
+def test_a_setting_that_there_is_not_names_those_like_it(lake: Path) -> None:
+    found = replay(lake, "--set", "loss.eps_high=0.28")
+    assert (found.code, found.out) == (2, "")
+    assert "Did you mean loss.eps_clip_high" in found.err

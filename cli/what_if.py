@@ -1,0 +1,43 @@
+"""What other settings would make of a stage: a row for each field of each cohort."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trajreplay.cli.output import Output
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from trajreplay.stages import WhatIf
+
+
+def write_what_if(found: WhatIf, output: Output) -> None:
+    """Write a counterfactual: as one JSON document, a cohort a line, or rows of fields."""
+    if output.format == "json":
+        output.document(found.to_json())
+        return
+    for cohort in found.cohorts:
+        for note in cohort.notes:
+            output.note(f"{cohort.cohort}: {note}")
+    if output.format == "ndjson":
+        output.lines(one.to_json() for one in found.cohorts)
+        return
+    output.rows(what_if_table(found))
+
+
+def what_if_table(found: WhatIf) -> pa.Table:
+    """One row for each field of each cohort; which run and attempt only where there are several."""
+    import pyarrow as pa
+
+    runs = {one.cohort.run_id for one in found.cohorts}
+    attempts = {one.cohort.attempt for one in found.cohorts}
+    rows: list[dict[str, Any]] = []
+    for one in found.cohorts:
+        place: dict[str, Any] = {"run_id": one.cohort.run_id} if len(runs) > 1 else {}
+        place |= {"attempt": one.cohort.attempt} if len(attempts) > 1 else {}
+        place |= {"rollout_id": one.cohort.rollout_id, "step_id": one.cohort.step_id}
+        rows += [place | vars(field) for field in one.fields]
+    if not rows:
+        return pa.table({"rollout_id": pa.array([], pa.int64())})
+    return pa.Table.from_pylist(rows)

@@ -1,0 +1,287 @@
+"""Variants: a stage of a cohort recomputed under other settings, columns, groups or arithmetic."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from trajreplay.schema.errors import StageError
+from trajreplay.schema.settings import LOSS_TERMS, Settings, with_changes
+from trajreplay.stages.advantages import compare_estimates, compare_kl, estimated
+from trajreplay.stages.block import Block
+from trajreplay.stages.capability import ability
+from trajreplay.stages.compare import Compared, compare_scalar
+from trajreplay.stages.losses import sample_scalars, summed_scalars
+from trajreplay.stages.outputs import is_stated, recorded_outputs
+from trajreplay.stages.report import CohortReport
+from trajreplay.stages.rewards import Processed
+from trajreplay.stages.sample_losses import SampleLosses
+
+# Stages whose recorded values are compared with recomputed ones.
+COMPUTED = (
+    "reward.post_process",
+    "advantage.kl",
+    "advantage.estimate",
+    "loss.policy",
+    "loss.value",
+)
+
+
+class Arithmetic(Protocol):
+    """What stands in for the arithmetic of a stage: the methods of `UserKernel` that it calls."""
+
+    @property
+    def what(self) -> str:
+        """Its name."""
+        ...
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A changed computation.
+
+    Args:
+        settings: Settings that are others, each named `section.field`.
+        columns: Columns that hold other values: (N,) or (S,), `loss_mask` as bool; under `groups`
+            the group of each sample, (S,) int64.
+        arithmetic: What recomputes the stage instead of its own arithmetic.
+        scales: By scalar, a factor inside the recorded values that their meaning does not state.
+    """
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
+    arithmetic: Arithmetic | None = None
+    scales: Mapping[str, float] = field(default_factory=dict)
+
+    def with_(self, other: Variant) -> Variant:
+        """Both changes; of what both change, the other's, and no two arithmetics."""
+        return Variant(
+            {**self.settings, **other.settings},
+            {**self.columns, **other.columns},
+            other.arithmetic or self.arithmetic,
+            {**self.scales, **other.scales},
+        )
+
+
+def varied(block: Block, variant: Variant, stages: Sequence[str] = COMPUTED) -> Block:
+    """A block of one cohort under a variant.
+
+    Args:
+        block: The cohort as captured; stays as it is.
+        variant: What is changed.
+        stages: Stages that will be recomputed; those that the changed settings, or the columns
+            that are there, do not allow are left out.
+
+    Raises:
+        SchemaError: There is no such setting, or a value is of another kind.
+    """
+    (cohort,) = block.cohorts
+    settings = changed_settings(block.settings, variant.settings)
+    other = copy.copy(cohort)
+    place = cohort.report
+    other.report = CohortReport(
+        place.run_id, place.attempt, place.rollout_id, place.step_id, place.ranks
+    )
+    other.settings = settings
+    widest = max((one.parallel for one in cohort.owners), key=lambda one: one.context_size)
+    held = [
+        one
+        for one in cohort.table.column_names
+        if one not in cohort.lacking or not cohort.table[one].null_count
+    ]
+    other.abilities = {}
+    for stage in stages:
+        mine = cohort.abilities.get(stage)
+        kernel = mine.kernel if mine is not None and variant.arithmetic is None else None
+        found = ability(stage, settings, widest, held)
+        if found.capability == "recompute" and {*found.reads} <= {*held}:
+            other.abilities[stage] = replace(found, kernel=variant.arithmetic or kernel)  # type: ignore[arg-type]
+    if variant.scales:
+        other.owners = [
+            replace(
+                entry,
+                outputs=tuple(
+                    replace(one, scale=one.scale * variant.scales.get(one.field, 1.0))
+                    for one in entry.outputs
+                ),
+            )
+            for entry in cohort.owners
+        ]
+    made = copy.copy(block)
+    made.__dict__.pop("active", None)
+    made.cohorts, made.settings, made.chained = [other], settings, {}
+    if variant.columns:
+        made.packed = block.packed.replaced(variant.columns)
+    return made
+
+
+def changed_settings(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+    """Settings with some fields changed, and flags that contradict the changes unsaid.
+
+    Raises:
+        SchemaError: There is no such setting, or a value is of another kind.
+    """
+    if not changes:
+        return settings
+    found = with_changes(settings, changes)
+    unsaid = [f"loss.{one}" for one in LOSS_TERMS if one != "opd" and f"loss.{one}" not in changes]
+    return with_changes(found, dict.fromkeys(unsaid))
+
+
+@dataclass(frozen=True)
+class Values:
+    """What is recorded of one field of a stage, and what it should be.
+
+    Args:
+        field: The column or scalar.
+        per: What has a value: sample, token, or the scalar itself.
+        recorded: (E,) float64.
+        recomputed: (E,) float64.
+        disagree: (E,) bool. Beyond every bound; a NaN agrees with a NaN here.
+        counts: (E,) bool. Values that count: those of trainable tokens.
+        undecided: How many agree only within the bound that float32 allows.
+        places: Where each scalar is from: rank, and micro-batch in brackets; empty otherwise.
+        samples: (E,) int64. The packed sample of each value; of scalars -1.
+    """
+
+    field: str
+    per: str
+    recorded: Tensor
+    recomputed: Tensor
+    disagree: Tensor
+    counts: Tensor
+    undecided: int
+    places: tuple[str, ...]
+    samples: Tensor
+
+
+def recompute(
+    block: Block, stage: str, replaced: Mapping[str, Tensor] | None = None
+) -> list[Values]:
+    """Recompute one stage of a block of one cohort, and hold what is recorded against it.
+
+    Args:
+        block: One cohort, as captured or varied.
+        stage: The stage.
+        replaced: Columns to read instead of the recorded ones.
+
+    Returns:
+        The fields that were recorded.
+
+    Raises:
+        StageError: It cannot be recomputed.
+    """
+    if stage not in block.cohorts[0].abilities:
+        raise StageError(f"{stage} cannot be recomputed under these settings", stage=stage)
+    own = dict(replaced or {})
+    if stage == "reward.post_process":
+        found = Processed(block, own.get("raw_reward", block.packed.scalars("raw_reward")))
+        recorded = block.packed.scalars("reward")
+        return [_elements(block, "reward", recorded, found.values, found.compare())]
+    if stage == "advantage.kl":
+        _, values, compared = compare_kl(block)
+        return [_elements(block, "kl", block.packed.tokens("kl"), values, compared)]
+    if stage == "advantage.estimate":
+        made = estimated(block, own)
+        names = [one for one in made if one in block.packed.table.column_names]
+        return [
+            _elements(
+                block,
+                name,
+                block.packed.tokens(name),
+                made[name],
+                compare_estimates(block, name, made[name], own),
+            )
+            for name in names
+        ]
+    return _scalars(block, stage, own)
+
+
+def _elements(
+    block: Block, name: str, recorded: Tensor, recomputed: Tensor, compared: Compared
+) -> Values:
+    per_token = block.per_token(name)
+    disagree = compared.disagree
+    if disagree is None:
+        disagree = torch.zeros(len(recorded), dtype=torch.bool)
+    counts = block.packed.mask if per_token else torch.ones(len(recorded), dtype=torch.bool)
+    samples = torch.arange(len(block.packed.lengths))
+    if per_token:
+        samples = samples.repeat_interleave(block.packed.lengths)
+    return Values(
+        name,
+        "token" if per_token else "sample",
+        recorded,
+        recomputed,
+        disagree & ~_same(recorded, recomputed),
+        counts,
+        sum(look.undecided for look in compared.looks),
+        (),
+        samples,
+    )
+
+
+def _same(recorded: Tensor, recomputed: Tensor) -> Tensor:
+    return (recorded == recomputed) | (recorded.isnan() & recomputed.isnan())
+
+
+_Row = tuple[Tensor, Tensor, Tensor, Tensor, int, list[str]]
+
+
+def _scalars(block: Block, stage: str, replaced: dict[str, Tensor]) -> list[Values]:
+    losses = SampleLosses(block, stage, replaced)
+    by_field: dict[str, list[_Row]] = {}
+    for one in recorded_outputs(block, 0, stage):
+        name = one.output.field
+        if name not in losses.means or not one.complete or not is_stated(one.output):
+            continue
+        rank = one.entry.key.rank
+        if one.output.scope == "sample":
+            recorded, recomputed, compared = sample_scalars(block, one, losses)
+            differs = compared.disagree
+            if differs is None:
+                differs = torch.zeros(len(recorded), dtype=torch.bool)
+            undecided = compared.looks[0].undecided
+            row: _Row = (recorded, recomputed, differs, one.samples, undecided, [])
+            by_field.setdefault(name, []).append(row)
+            continue
+        for scalar in summed_scalars(block, one, losses):
+            found = scalar.divergence
+            look = compare_scalar(found, scalar.tolerance, scalar.slack)
+            label, _, batch = found.field.partition("[")
+            place = "all ranks" if found.rank is None else f"rank {rank}"
+            place += f" [{batch}" if batch else ""
+            row = (
+                torch.tensor([found.recorded], dtype=torch.float64),
+                torch.tensor([found.recomputed], dtype=torch.float64),
+                torch.tensor([bool(look.mismatches)]),
+                torch.tensor([-1]),
+                look.undecided,
+                [place],
+            )
+            by_field.setdefault(label, []).append(row)
+    made = []
+    for name, rows in by_field.items():
+        recorded, recomputed, differs, samples = (
+            torch.cat([row[part] for row in rows])  # type: ignore[misc]
+            for part in range(4)
+        )
+        made.append(
+            Values(
+                name,
+                "sample" if bool((samples >= 0).any()) else "scalar",
+                recorded,
+                recomputed,
+                differs & ~_same(recorded, recomputed),
+                torch.ones(len(recorded), dtype=torch.bool),
+                sum(row[4] for row in rows),
+                tuple(place for row in rows for place in row[5]),
+                samples,
+            )
+        )
+    return made

@@ -1,0 +1,71 @@
+"""Whole cohorts with every column that they hold: for questions that go beyond a replay's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from trajreplay.query import Catalog, Cohort, Selected, source_rollouts
+from trajreplay.stages.block import Block
+from trajreplay.stages.cohort import LoadedCohort
+from trajreplay.stages.judge import DEFAULT_MEMORY_BYTES
+from trajreplay.stages.loading import Task, load_cohort
+from trajreplay.stages.recipe import Recipes
+from trajreplay.stages.report import CohortReport
+from trajreplay.stages.sources import Sources
+
+
+class WholeCohorts:
+    """Loads capture sets whole, one at a time.
+
+    Args:
+        catalog: The lake.
+        selected: What is looked at; its rollouts are found among the same capture sets.
+        stages: Stages wanted; all declared ones if empty.
+        memory_bytes: What the samples of one may take in memory.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        selected: Selected,
+        stages: Sequence[str] = (),
+        memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    ) -> None:
+        self._store = catalog.store
+        self._sets = selected.sets
+        self._selected = selected
+        self._memory_bytes = memory_bytes
+        self._sources = Sources(selected.sets, memory_bytes // 4)
+        self._recipes = Recipes(stages, everything=True)
+
+    def turns(self) -> Iterator[tuple[Cohort, bool]]:
+        """Cohorts in the order in which they feed each other, and whether each was selected.
+
+        Rollouts that selected steps consumed from are among them.
+        """
+        chosen = {one.captures.cohort for one in self._selected}
+        behind = {
+            source
+            for cohort in chosen
+            for source in source_rollouts(self._sets[cohort])
+            if source in self._sets
+        }
+        tasks = [Task(self._sets[one]) for one in chain(chosen, behind - chosen)]
+        for task in sorted(tasks, key=lambda one: (one.turn, one.captures.cohort.order)):
+            yield task.captures.cohort, task.captures.cohort in chosen
+
+    def load(self, cohort: Cohort) -> LoadedCohort | CohortReport:
+        """Read one; a report says why it is refused, or has nothing to recompute."""
+        task = Task(self._sets[cohort])
+        loaded = load_cohort(
+            self._store, task, self._sources, self._recipes, memory_bytes=self._memory_bytes
+        )
+        if isinstance(loaded, LoadedCohort):
+            loaded.drop_incomplete()
+        return loaded
+
+
+def block_of(cohort: LoadedCohort) -> Block:
+    """One cohort, packed."""
+    return Block([cohort])
