@@ -1,1 +1,17 @@
 """Recorders inside a trainer, and readers of other tools' files."""
+
+from trajreplay.capture.background import CaptureWarning
+from trajreplay.capture.enabling import enable, enable_from_env, recorder
+from trajreplay.capture.recorder import Recorder
+from trajreplay.capture.selection import Selection
+from trajreplay.capture.switches import Switches
+
+__all__ = [
+    "CaptureWarning",
+    "Recorder",
+    "Selection",
+    "Switches",
+    "enable",
+    "enable_from_env",
+    "recorder",
+]

@@ -8,7 +8,7 @@ import unicodedata
 from trajreplay.schema.attempt import AttemptRecord, dump_attempt, load_attempt
 from trajreplay.schema.canonical import MAX_BYTES
 from trajreplay.schema.errors import CaptureError, SchemaError
-from trajreplay.schema.identity import ResumePoint, check_count
+from trajreplay.schema.identity import ResumePoint, check_count, check_id
 from trajreplay.schema.layout import ATTEMPTS, attempt_path, run_of_attempt
 from trajreplay.schema.store import Store, now_us
 
@@ -46,6 +46,39 @@ def reserve_attempt(
             path=path,
         )
     return record
+
+
+def reserve_next_attempt(
+    store: Store, run_id: str, resume_rollout_id: int | None = None
+) -> AttemptRecord:
+    """Record the attempt after the last one of a run, which nobody else then has.
+
+    Args:
+        store: The lake.
+        run_id: The run.
+        resume_rollout_id: The first rollout that is not taken from the attempt before; None where
+            nothing was resumed.
+
+    Raises:
+        SchemaError: The run's id or the rollout is none.
+        CaptureError: Another run of the lake has the same id but for its case.
+        DatasetError: Its records cannot be listed.
+    """
+    check_id("run_id", run_id)
+    _refuse_twin(store, run_id)
+    folder = attempt_path(run_id, 0).rpartition("/")[0]
+    taken = [run_of_attempt(one.path)[1] for one in store.list(folder)]
+    attempt = max(taken, default=-1) + 1
+    while True:
+        resumed = None
+        if attempt and resume_rollout_id is not None:
+            resumed = ResumePoint(attempt - 1, resume_rollout_id)
+        _check_resume(attempt, resumed)
+        scheduler, job_id = _job()
+        record = AttemptRecord(run_id, attempt, now_us(), resumed, scheduler, job_id)
+        if store.publish_if_absent(attempt_path(run_id, attempt), dump_attempt(record)):
+            return record
+        attempt += 1  # another job of the run was faster
 
 
 def _check_resume(attempt: int, resumed_from: ResumePoint | None) -> None:

@@ -1,0 +1,197 @@
+"""The thread that writes captures: one a process, nice, bounded by bytes, never in the way."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trajreplay.schema.errors import TrajReplayError
+
+if TYPE_CHECKING:
+    from trajreplay.capture.pending import Pending
+
+_NICE = 19
+_GRACE_S = 1.0  # for the entries that say what was dropped, once the time to write it is over
+
+
+class CaptureWarning(UserWarning):
+    """Something of a training could not be captured; the training itself goes on."""
+
+
+@dataclass(frozen=True)
+class Handoff:
+    """A capture on its way to the lake.
+
+    Args:
+        identity: Arguments of `Lake.capture`.
+        pending: What was recorded; None once it is given up.
+        reason: Why it is given up.
+    """
+
+    identity: Mapping[str, Any]
+    pending: Pending | None
+    reason: str = ""
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that waits to be written."""
+        return 0 if self.pending is None else self.pending.held_bytes
+
+    def given_up(self, reason: str) -> Handoff:
+        """The same capture without its data."""
+        if self.pending is not None:
+            self.pending.copier.release()
+        return Handoff(self.identity, None, reason)
+
+
+class Background:
+    """Writes what is handed over, in order.
+
+    Args:
+        lake: The lake.
+        queue_bytes: Most that may wait.
+        wait_s: How long `put` may wait for room.
+        close_s: How long the end of the program may wait.
+
+    Attributes:
+        errors: What went wrong while writing.
+    """
+
+    def __init__(self, lake: str, *, queue_bytes: int, wait_s: float, close_s: float) -> None:
+        self._lake = lake
+        self._close_s = close_s
+        self._queue_bytes, self._wait_s = queue_bytes, wait_s
+        self._queue: deque[Handoff] = deque()
+        self._waiting_bytes = 0
+        self._busy = self._closing = self._hurried = False
+        self._changed = threading.Condition()
+        self._warned: set[str] = set()
+        self._pid = os.getpid()
+        self.errors: list[Exception] = []
+        self._thread = threading.Thread(target=self._run, name="trajreplay-writer", daemon=True)
+        self._thread.start()
+        atexit.register(self._at_exit)
+
+    def put(self, handoff: Handoff) -> str:
+        """Hand a capture over; returns why its data was given up, or nothing."""
+        size = handoff.held_bytes
+        with self._changed:
+            if self._closing or not self._thread.is_alive():
+                reason = "the recorder was closed before"
+            elif not self._has_room(size) and not self._changed.wait_for(
+                lambda: self._has_room(size), self._wait_s
+            ):
+                reason = (
+                    f"queue full: {self._waiting_bytes} bytes wait to be written, {size} more "
+                    f"would exceed {self._queue_bytes}"
+                )
+            else:
+                reason = ""
+            if reason:
+                handoff = handoff.given_up(reason)
+            self._queue.append(handoff)
+            self._waiting_bytes += handoff.held_bytes
+            self._changed.notify_all()
+        return reason
+
+    def _has_room(self, size: int) -> bool:
+        """One capture may always wait, however large it is."""
+        return not self._waiting_bytes or self._waiting_bytes + size <= self._queue_bytes
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Wait until all that was handed over is written; returns whether it is."""
+        with self._changed:
+            return self._changed.wait_for(self._is_done, timeout_s)
+
+    def _is_done(self) -> bool:
+        return not self._queue and not self._busy
+
+    def close(self, timeout_s: float) -> bool:
+        """Write what can be written in time, note the rest as dropped, and end the thread.
+
+        Returns:
+            Whether everything is in the lake, as data or as dropped.
+        """
+        atexit.unregister(self._at_exit)
+        if self._pid != os.getpid():  # a forked child has no such thread
+            return True
+        done = self.flush(timeout_s)
+        with self._changed:
+            self._hurried, self._closing = not done, True
+            self._changed.notify_all()
+        return self.flush(_GRACE_S) if not done else True
+
+    def _at_exit(self) -> None:
+        started = time.monotonic()
+        if not self.close(self._close_s):
+            left = len(self._queue) + self._busy
+            waited = time.monotonic() - started
+            sys.stderr.write(
+                f"trajreplay: {left} captures were not written to {self._lake} within "
+                f"{waited:.0f} s, nor could that be noted there\n"
+            )
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # where threads have no priority
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._closing)
+                if not self._queue:
+                    return
+                handoff = self._queue.popleft()
+                self._busy = True
+                hurried = self._hurried
+            size = handoff.held_bytes
+            if hurried and handoff.pending is not None:
+                handoff = handoff.given_up("the program ended before it was written")
+            try:
+                self._write(handoff)
+            except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+                self._failed(handoff, error)
+            with self._changed:
+                self._busy = False
+                self._waiting_bytes -= size
+                self._changed.notify_all()
+
+    def _write(self, handoff: Handoff) -> None:
+        from trajreplay.schema.lakefile import open_lake
+        from trajreplay.writer import CaptureBuilder
+
+        with CaptureBuilder(open_lake(self._lake), **handoff.identity) as capture:
+            if handoff.pending is None:
+                capture.drop(handoff.reason)
+            else:
+                handoff.pending.write(capture)
+        if handoff.pending is not None:
+            handoff.pending.copier.release()
+
+    def _failed(self, handoff: Handoff, error: Exception) -> None:
+        """Say so once for each kind of error, and note in the lake what is not there."""
+        self.errors.append(error)
+        reason = error.message if isinstance(error, TrajReplayError) else repr(error)
+        self.warn(type(error).__name__, f"a capture was not written: {error}")
+        if handoff.pending is not None:
+            with contextlib.suppress(Exception):  # else its entry is missing, which tells as much
+                self._write(handoff.given_up(reason))
+
+    def warn(self, kind: str, message: str) -> None:
+        """Warn, once for each kind."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warn(message)
+
+
+def warn(message: str) -> None:
+    """Warn; where warnings are errors, nothing is raised either."""
+    with contextlib.suppress(CaptureWarning):
+        warnings.warn(f"trajreplay: {message}", CaptureWarning, stacklevel=4)

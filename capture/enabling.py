@@ -1,0 +1,127 @@
+"""Switching capture on, once a process, and the recorder that everything in it then finds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from trajreplay.capture.ranks import agree
+from trajreplay.capture.recorder import Recorder
+from trajreplay.capture.switches import Switches
+from trajreplay.schema.errors import CaptureError, DatasetError
+
+if TYPE_CHECKING:
+    from trajreplay.schema import (
+        ParallelCoordinates,
+        ProducerInfo,
+        RecomputeConfig,
+        Settings,
+        StageContract,
+    )
+
+ROLLOUT_STAGES = ("sample", "reward.raw", "reward.post_process", "advantage.estimate")
+STEP_STAGES = ("sample", "loss.policy")
+_DISABLED = Recorder()
+_in_use = [_DISABLED]
+
+
+def recorder() -> Recorder:
+    """The recorder of this process: that of the last `enable`, or one that does nothing."""
+    return _in_use[0]
+
+
+def enable_from_env(**options: Any) -> Recorder:
+    """Capture if the environment says so.
+
+    Args:
+        options: Arguments of `enable`, but the switches.
+
+    Returns:
+        The recorder; one that does nothing unless `TRAJREPLAY_CAPTURE=1`.
+
+    Raises:
+        SchemaError: A switch is malformed, or an argument is wrong.
+    """
+    switches = Switches.from_env()
+    return _set(_DISABLED) if switches is None else enable(switches, **options)
+
+
+def enable(
+    switches: Switches,
+    *,
+    settings: Settings | RecomputeConfig | None = None,
+    rollout_stages: Sequence[str | StageContract] = ROLLOUT_STAGES,
+    step_stages: Sequence[str | StageContract] = STEP_STAGES,
+    rank: int | None = None,
+    expected_ranks: Sequence[int] | None = None,
+    attempt: int | None = None,
+    resume_rollout_id: int | None = None,
+    parallel: ParallelCoordinates | None = None,
+    producer: ProducerInfo | None = None,
+    records: bool | None = None,
+) -> Recorder:
+    """Capture from now on. Where torch.distributed is initialised, every rank calls it.
+
+    Args:
+        switches: Where to, what, and at what cost.
+        settings: The arithmetic in force; a rollout or step may state its own.
+        rollout_stages: Stages that can be recomputed from what is recorded of a rollout.
+        step_stages: Likewise of a step.
+        rank: This process; that of torch.distributed if omitted.
+        expected_ranks: The ranks that record; those that say so if omitted.
+        attempt: Restart of the run; the next one of the lake if omitted, reserved by rank 0.
+        resume_rollout_id: Where training resumed, the first rollout that it does anew.
+        parallel: Where this rank stands in each parallel dimension.
+        producer: The program that captures.
+        records: Whether this rank has something to record; by default where it is the first of
+            its tensor-parallel group, since the others hold copies.
+
+    Returns:
+        The recorder; one that does nothing where this rank records nothing, or where the lake
+        cannot be written, which is warned of.
+
+    Raises:
+        SchemaError: An argument is wrong.
+        CaptureError: The ranks cannot agree on an attempt; under `strict`, the lake is not there.
+    """
+    from trajreplay.capture.background import warn
+    from trajreplay.capture.live import LiveRecorder
+
+    mine = records
+    if mine is None:
+        mine = parallel is None or parallel.tensor_rank == 0
+    try:
+        place = agree(
+            switches.lake,
+            switches.run_id,
+            records=mine,
+            rank=rank,
+            expected_ranks=expected_ranks,
+            attempt=attempt,
+            resume_rollout_id=resume_rollout_id,
+        )
+    except (CaptureError, DatasetError, OSError) as error:
+        if switches.strict:
+            raise
+        warn(f"nothing is captured: {error}")
+        return _set(_DISABLED)
+    if not mine:
+        return _set(_DISABLED)
+    return _set(
+        LiveRecorder(
+            switches,
+            place,
+            settings=settings,
+            rollout_stages=rollout_stages,
+            step_stages=step_stages,
+            identity={"parallel": parallel, "producer": producer},
+        )
+    )
+
+
+def _set(chosen: Recorder) -> Recorder:
+    """Make it the recorder of this process, and end the one before."""
+    if _in_use[0] is not chosen:
+        _in_use[0].close()
+    _in_use[0] = chosen
+    return chosen

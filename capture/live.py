@@ -1,0 +1,241 @@
+"""The recorder of a training that is captured."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+
+from trajreplay.capture.background import Background, Handoff
+from trajreplay.capture.copies import Copier, Slots
+from trajreplay.capture.pending import Pending
+from trajreplay.capture.recorder import Recorder
+from trajreplay.schema.errors import CaptureError, TrajReplayError, listed
+
+if TYPE_CHECKING:
+    from trajreplay.capture.ranks import Place
+    from trajreplay.capture.switches import Switches
+    from trajreplay.schema import RecomputeConfig, SampleRecord, Settings, StageContract
+
+Level = Literal["rollout", "step"]
+Stages = Sequence["str | StageContract"]
+_Method = TypeVar("_Method", bound=Callable[..., None])
+
+
+def _guarded(method: _Method) -> _Method:
+    """Keep whatever goes wrong in a method from the trainer that calls it."""
+
+    @functools.wraps(method)
+    def call(self: LiveRecorder, *args: Any, **kwargs: Any) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - a training never fails for its recorder
+            self.failed(method.__name__, error)
+
+    return cast(_Method, call)
+
+
+class LiveRecorder(Recorder):
+    """Records; see `Recorder`.
+
+    Args:
+        switches: What is captured.
+        place: What the ranks agreed on.
+        settings: The arithmetic in force, unless a rollout or step says otherwise.
+        rollout_stages, step_stages: Stages that can be recomputed.
+        identity: Further arguments of `Lake.capture` that all captures share.
+    """
+
+    enabled = True
+
+    def __init__(
+        self,
+        switches: Switches,
+        place: Place,
+        *,
+        settings: Settings | RecomputeConfig | None,
+        rollout_stages: Stages,
+        step_stages: Stages,
+        identity: Mapping[str, Any],
+    ) -> None:
+        self._switches = switches
+        self.attempt = place.attempt
+        self._settings = settings
+        self._stages: dict[Level, Stages] = {"rollout": rollout_stages, "step": step_stages}
+        self._identity = {
+            **identity,
+            "run_id": switches.run_id,
+            "attempt": place.attempt,
+            "rank": place.rank,
+            "expected_ranks": place.expected_ranks,
+            "resumed_from": place.resumed_from,
+            "redaction": switches.redaction,
+        }
+        self._open: dict[Level, Pending | None] = {}
+        self._slots = Slots(switches.queue_bytes)
+        self._background = Background(
+            switches.lake,
+            queue_bytes=switches.queue_bytes,
+            wait_s=switches.wait_s,
+            close_s=switches.close_s,
+        )
+
+    @_guarded
+    def begin_rollout(self, rollout_id: int, **options: Any) -> None:
+        """As of `Recorder`."""
+        wanted = self._switches.selection.wants_rollout(rollout_id)
+        self._begin("rollout", rollout_id, None, wanted, **options)
+
+    @_guarded
+    def begin_step(self, rollout_id: int, step_id: int, **options: Any) -> None:
+        """As of `Recorder`."""
+        wanted = self._switches.selection.wants_step(rollout_id, step_id)
+        self._begin("step", rollout_id, step_id, wanted, **options)
+
+    def _begin(
+        self,
+        level: Level,
+        rollout_id: int,
+        step_id: int | None,
+        wanted: bool,
+        *,
+        settings: Settings | RecomputeConfig | None = None,
+        stages: Stages | None = None,
+        cohort_size: int | None = None,
+    ) -> None:
+        if (before := self._open.pop(level, None)) is not None:
+            before.problems.append(f"it was not ended when {level} {rollout_id} began")
+            self._hand_over(before)
+        if not wanted:
+            self._open[level] = None
+            return
+        options = {
+            "settings": settings or self._settings,
+            "stages": self._stages[level] if stages is None else stages,
+            "cohort_size": cohort_size,
+        }
+        self._open[level] = Pending(rollout_id, step_id, options, Copier(self._slots))
+
+    @_guarded
+    def record(
+        self,
+        samples: Sequence[SampleRecord],
+        *,
+        origins: Mapping[str, Mapping[str, Any]] | None = None,
+        **columns: Any,
+    ) -> None:
+        """As of `Recorder`."""
+        if (pending := self._recording("rollout")) is not None:
+            pending.append(samples, columns, origins)
+
+    @_guarded
+    def record_policy_loss(
+        self, micro_batch: int | None, samples: Sequence[SampleRecord], **given: Any
+    ) -> None:
+        """As of `Recorder`."""
+        self._micro_batch("loss.policy", micro_batch, samples, **given)
+
+    @_guarded
+    def record_value_loss(
+        self, micro_batch: int | None, samples: Sequence[SampleRecord], **given: Any
+    ) -> None:
+        """As of `Recorder`."""
+        self._micro_batch("loss.value", micro_batch, samples, **given)
+
+    def _micro_batch(
+        self,
+        stage: str,
+        micro_batch: int | None,
+        samples: Sequence[SampleRecord],
+        *,
+        scalars: Mapping[str, Any] | None = None,
+        reduction: str = "mean",
+        scale: float = 1.0,
+        denominator: float | None = None,
+        origins: Mapping[str, Mapping[str, Any]] | None = None,
+        **columns: Any,
+    ) -> None:
+        if (pending := self._recording("step")) is not None:
+            meaning = {"reduction": reduction, "scale": scale, "denominator": denominator}
+            pending.micro_batch(
+                micro_batch, stage, samples, columns, origins, scalars or {}, meaning
+            )
+
+    @_guarded
+    def record_scalars(
+        self, stage: str, scalars: Mapping[str, Any], *, scope: str = "rank", **meaning: Any
+    ) -> None:
+        """As of `Recorder`."""
+        if (pending := self._recording("step")) is not None:
+            pending.scalars(stage, scalars, {"scope": scope, **meaning})
+
+    def _recording(self, level: Level) -> Pending | None:
+        """The open capture; None where it is not selected, or is given up already."""
+        if level not in self._open:
+            raise CaptureError(
+                f"something is recorded of a {level}, and none was begun",
+                hint=f"Call begin_{level}() before, and end_{level}() after.",
+            )
+        pending = self._open[level]
+        return None if pending is None or pending.problems else pending
+
+    @_guarded
+    def end_rollout(self) -> None:
+        """As of `Recorder`."""
+        self._end("rollout")
+
+    @_guarded
+    def end_step(self) -> None:
+        """As of `Recorder`."""
+        self._end("step")
+
+    def _end(self, level: Level) -> None:
+        if level not in self._open:
+            raise CaptureError(f"a {level} ends, and none was begun")
+        if (pending := self._open.pop(level)) is not None:
+            self._hand_over(pending)
+
+    @_guarded
+    def drop(self, reason: str) -> None:
+        """As of `Recorder`."""
+        for pending in self._open.values():
+            if pending is not None:
+                pending.problems.append(reason)
+                self._hand_over(pending)
+        self._open.clear()
+
+    def _hand_over(self, pending: Pending) -> None:
+        identity = {
+            **self._identity,
+            **pending.options,
+            "rollout_id": pending.rollout_id,
+            "step_id": pending.step_id,
+        }
+        handoff = Handoff(identity, pending)
+        if pending.problems:
+            handoff = handoff.given_up(listed(pending.problems, 5))
+        if reason := self._background.put(handoff):
+            self._background.warn("queue", f"{pending} was dropped: {reason}")
+        if self._switches.strict:
+            self._background.flush()
+            if self._background.errors:
+                raise self._background.errors.pop()
+
+    def failed(self, where: str, error: Exception) -> None:
+        """Give up what was being recorded, and warn once; raise where that is asked for."""
+        level: Level = "rollout" if where in ("record", "begin_rollout", "end_rollout") else "step"
+        reason = error.message if isinstance(error, TrajReplayError) else repr(error)
+        if (pending := self._open.get(level)) is not None:
+            pending.problems.append(f"{where}: {reason}")
+        if self._switches.strict:
+            raise error
+        self._background.warn(f"{where} {type(error).__name__}", f"{where}: {error}")
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """As of `Recorder`."""
+        return self._background.flush(timeout_s)
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """As of `Recorder`."""
+        self.drop("recording was closed before it ended")
+        return self._background.close(self._switches.close_s if timeout_s is None else timeout_s)

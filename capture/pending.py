@@ -1,0 +1,175 @@
+"""One capture while it is recorded: micro-batches appended in place, and what went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from trajreplay.capture.copies import Copier, Rows
+from trajreplay.schema.errors import CaptureError, listed
+from trajreplay.schema.records import SampleRecord
+from trajreplay.schema.tables import length_column
+
+if TYPE_CHECKING:
+    from trajreplay.writer import CaptureBuilder
+
+MICRO_BATCH_ID = "mb-{:04d}"
+
+
+@dataclass
+class Pending:
+    """What one rank has recorded of a rollout or step that is not ended yet.
+
+    Args:
+        rollout_id: The rollout.
+        step_id: The optimizer step within it; None for the rollout itself.
+        options: Other arguments of `Lake.capture`.
+        copier: Makes the copies.
+    """
+
+    rollout_id: int
+    step_id: int | None
+    options: Mapping[str, Any]
+    copier: Copier
+    problems: list[str] = field(default_factory=list)
+    _samples: list[SampleRecord] = field(default_factory=list)
+    _columns: dict[str, Rows] = field(default_factory=dict)
+    _origins: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    _scalars: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    _batches: dict[int, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
+    _losses: set[tuple[int, str]] = field(default_factory=set)
+
+    def __str__(self) -> str:
+        step = "" if self.step_id is None else f" step {self.step_id}"
+        return f"rollout {self.rollout_id}{step}"
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that its copies take."""
+        return self.copier.held_bytes
+
+    def append(
+        self,
+        samples: Sequence[SampleRecord],
+        columns: Mapping[str, Any],
+        origins: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Append samples and columns of theirs.
+
+        Args:
+            samples: One record per sample.
+            columns: Values of list columns, in a form that `Copier.rows` knows.
+            origins: By column of log-probs, its `source`, `temperature` and `weight_version`.
+
+        Raises:
+            CaptureError: A column does not fit the samples.
+        """
+        at = len(self._samples)
+        mine = [replace(one, loss_mask=self.copier.value(one.loss_mask)) for one in samples]
+        copied = self._copied(mine, columns)
+        self._samples += mine
+        for name, rows in copied.items():
+            column = self._columns.setdefault(name, [])
+            column += [None] * (at - len(column))  # of micro-batches that had no such column
+            column += rows
+        self._origins |= origins or {}
+
+    def micro_batch(
+        self,
+        index: int | None,
+        stage: str,
+        samples: Sequence[SampleRecord],
+        columns: Mapping[str, Any],
+        origins: Mapping[str, Mapping[str, Any]] | None,
+        scalars: Mapping[str, Any],
+        meaning: Mapping[str, Any],
+    ) -> None:
+        """Append one micro-batch with the scalars of a loss; once, however often it is seen.
+
+        Raises:
+            CaptureError: It has no index, or is another one than was seen under this index.
+        """
+        if index is None:
+            raise CaptureError(
+                f"{self}: a micro-batch of {len(samples)} samples has no index",
+                hint="Number the micro-batches of a step; a forward pass that is repeated to save "
+                "memory keeps its number.",
+            )
+        ids = tuple(one.sample_id for one in samples)
+        name = MICRO_BATCH_ID.format(index)
+        if index not in self._batches:
+            at = len(self._samples)
+            named = [replace(one, micro_batch_id=name) for one in samples]
+            self.append(named, columns, origins)
+            self._batches[index] = at, ids
+        else:
+            at, seen = self._batches[index]
+            if seen != ids:
+                raise CaptureError(
+                    f"{self}: micro-batch {index} has the samples {listed(ids, 3)}, and had "
+                    f"{listed(seen, 3)}",
+                    hint="Number the micro-batches of a step from 0, each once.",
+                )
+            if (index, stage) in self._losses:
+                return
+            self._complete(at, samples, columns, origins)
+        self._losses.add((index, stage))
+        values = {field: _number(value) for field, value in scalars.items()}
+        if values:
+            told = {"scope": "micro_batch", "reduction": "mean", **meaning}
+            self._scalars.append((stage, {**values, **told, "micro_batch_id": name}))
+
+    def scalars(self, stage: str, scalars: Mapping[str, Any], meaning: Mapping[str, Any]) -> None:
+        """Note scalars of the whole rank or cohort."""
+        values = {field: _number(value) for field, value in scalars.items()}
+        self._scalars.append((stage, {**values, **meaning}))
+
+    def _complete(
+        self,
+        at: int,
+        samples: Sequence[SampleRecord],
+        columns: Mapping[str, Any],
+        origins: Mapping[str, Mapping[str, Any]] | None,
+    ) -> None:
+        """Add columns to a micro-batch that the other loss has brought."""
+        for name, rows in self._copied(samples, columns).items():
+            column = self._columns.setdefault(name, [])
+            column += [None] * (len(self._samples) - len(column))
+            if all(one is None for one in column[at : at + len(rows)]):
+                column[at : at + len(rows)] = rows
+        self._origins |= origins or {}
+
+    def _copied(
+        self, samples: Sequence[SampleRecord], columns: Mapping[str, Any]
+    ) -> dict[str, Rows]:
+        lengths = {
+            kind: [int(getattr(one, kind)) for one in samples]
+            for kind in ("response_length", "total_length")
+        }
+        return {
+            name: self.copier.rows(name, values, lengths[length_column(name)])
+            for name, values in columns.items()
+            if values is not None
+        }
+
+    def write(self, capture: CaptureBuilder) -> None:
+        """Hand everything over to a builder.
+
+        Raises:
+            TrajReplayError: It cannot be represented.
+        """
+        capture.samples(self._samples)
+        for name, rows in self._columns.items():
+            column = rows + [None] * (len(self._samples) - len(rows))
+            capture.tensor(name, column, **self._origins.get(name, {}))
+        for stage, scalars in self._scalars:
+            capture.expected(stage, **scalars)
+
+
+def _number(value: Any) -> Any:
+    """A scalar as it is now; one on a device is read when it is written, without waiting here."""
+    if hasattr(value, "detach"):
+        value = value.detach()
+        return value.clone() if value.device.type != "cpu" else float(value)
+    return value

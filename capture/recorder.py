@@ -1,0 +1,183 @@
+"""The recorder that a trainer calls; this one, of a training without capture, does nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from trajreplay.schema import RecomputeConfig, SampleRecord, Settings, StageContract
+
+
+class Recorder:
+    """What one process tells of its rollouts and steps; made by `capture.enable`.
+
+    No method raises, waits for a disk, or keeps what it is given: tensors are copied when they
+    are handed over, and whatever goes wrong is warned of once and noted in the lake, where the
+    capture then is one that was dropped, with the reason.
+
+    Attributes:
+        enabled: Whether anything is recorded. A recorder that is not costs a call and looks at
+            no argument; `if recorder.enabled:` costs less than that.
+        attempt: The attempt of the run.
+    """
+
+    enabled = False
+    attempt = 0
+
+    def begin_rollout(
+        self,
+        rollout_id: int,
+        *,
+        settings: Settings | RecomputeConfig | None = None,
+        stages: Sequence[str | StageContract] | None = None,
+        cohort_size: int | None = None,
+    ) -> None:
+        """Begin what this rank generated in a round of sampling.
+
+        Args:
+            rollout_id: The round, as the trainer counts; the same number on all ranks.
+            settings: The arithmetic in force; that of `enable` if omitted.
+            stages: Stages that can be recomputed from it; those of `enable` if omitted.
+            cohort_size: Samples over all ranks, where known.
+        """
+
+    def record(
+        self,
+        samples: Sequence[SampleRecord],
+        *,
+        origins: Mapping[str, Mapping[str, Any]] | None = None,
+        **columns: Any,
+    ) -> None:
+        """Record samples of the open rollout; several calls append.
+
+        Args:
+            samples: One record each.
+            origins: By column of log-probs, its source, temperature and weight_version.
+            columns: Per-token values: one tensor per sample, packed, or padded to (samples, T).
+        """
+
+    def end_rollout(self) -> None:
+        """End the open rollout and hand it over to be written."""
+
+    def begin_step(
+        self,
+        rollout_id: int,
+        step_id: int,
+        *,
+        settings: Settings | RecomputeConfig | None = None,
+        stages: Sequence[str | StageContract] | None = None,
+        cohort_size: int | None = None,
+    ) -> None:
+        """Begin an optimizer step.
+
+        Args:
+            rollout_id: The rollout during whose training it is taken.
+            step_id: Its number within that rollout.
+            settings: The arithmetic in force; that of `enable` if omitted.
+            stages: Stages that can be recomputed from it; those of `enable` if omitted.
+            cohort_size: Samples over all ranks, where known.
+        """
+
+    def record_policy_loss(
+        self,
+        micro_batch: int | None,
+        samples: Sequence[SampleRecord],
+        *,
+        scalars: Mapping[str, Any] | None = None,
+        reduction: str = "mean",
+        scale: float = 1.0,
+        denominator: float | None = None,
+        origins: Mapping[str, Mapping[str, Any]] | None = None,
+        **columns: Any,
+    ) -> None:
+        """Record what the policy loss of one micro-batch consumed, and what it came to.
+
+        Args:
+            micro_batch: Its number within the step. A forward pass that is repeated, as activation
+                checkpointing does, has the number it had, and is taken once.
+            samples: One record per sample.
+            scalars: `loss`, and others of the stage that the trainer computes: pg_loss,
+                entropy_loss, pg_clipfrac, ppo_kl, kl_loss.
+            reduction: What they are over the micro-batch: mean or sum.
+            scale: Factor inside them, such as 1 / accumulation steps.
+            denominator: What a mean divides by, if not by what the micro-batch has.
+            origins: By column of log-probs, its source, temperature and weight_version.
+            columns: Per-token values, as of `record`.
+        """
+
+    def record_value_loss(
+        self,
+        micro_batch: int | None,
+        samples: Sequence[SampleRecord],
+        *,
+        scalars: Mapping[str, Any] | None = None,
+        reduction: str = "mean",
+        scale: float = 1.0,
+        denominator: float | None = None,
+        **columns: Any,
+    ) -> None:
+        """Record the value loss of a micro-batch; arguments as of `record_policy_loss`."""
+
+    def record_scalars(
+        self, stage: str, scalars: Mapping[str, Any], *, scope: str = "rank", **meaning: Any
+    ) -> None:
+        """Record scalars of the open step over the whole rank or cohort.
+
+        Args:
+            stage: The stage that computed them.
+            scalars: Numbers by name.
+            scope: rank or global.
+            meaning: reduction, scale, numerator, denominator, as of a capture's `expected`.
+        """
+
+    def end_step(self) -> None:
+        """End the open step and hand it over to be written."""
+
+    def drop(self, reason: str) -> None:
+        """Give up what is open; the lake says that it was, and why."""
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Wait until what was handed over is written.
+
+        Args:
+            timeout_s: How long at most; without end if omitted.
+
+        Returns:
+            Whether it is.
+        """
+        return True
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """End recording; the end of the program does it too.
+
+        Args:
+            timeout_s: How long to write; what is left then is noted as dropped.
+
+        Returns:
+            Whether the lake holds everything, as data or as dropped.
+        """
+        return True
+
+    @contextmanager
+    def rollout(self, rollout_id: int, **options: Any) -> Iterator[Self]:
+        """`begin_rollout` and `end_rollout` around a block; an exception drops the capture."""
+        self.begin_rollout(rollout_id, **options)
+        try:
+            yield self
+        except BaseException as error:
+            self.drop(f"the rollout ended with {error!r:.200}")
+            raise
+        self.end_rollout()
+
+    @contextmanager
+    def step(self, rollout_id: int, step_id: int, **options: Any) -> Iterator[Self]:
+        """`begin_step` and `end_step` around a block; an exception drops the capture."""
+        self.begin_step(rollout_id, step_id, **options)
+        try:
+            yield self
+        except BaseException as error:
+            self.drop(f"the step ended with {error!r:.200}")
+            raise
+        self.end_step()

@@ -1,0 +1,185 @@
+"""The switches of capture, read from the environment once, at start."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trajreplay.capture.selection import Selection
+from trajreplay.schema.errors import SchemaError, listed
+from trajreplay.schema.identity import check_id
+from trajreplay.schema.policy import Redaction
+
+PREFIX, ALIAS = "TRAJREPLAY_CAPTURE", "RELAX_REPLAY_CAPTURE"
+LAKE, RUN_ID = "TRAJREPLAY_LAKE", "TRAJREPLAY_RUN_ID"
+_JOBS = {"SLURM_JOB_ID": "slurm", "LSB_JOBID": "lsf", "PBS_JOBID": "pbs"}
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_BYTES = re.compile(r"(\d{1,15})([KMG]?)i?B?")
+_SECONDS = re.compile(r"\d{1,9}(\.\d{1,6})?")
+_FLAGS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False, "": False}
+
+
+@dataclass(frozen=True)
+class Switches:
+    """What is captured, where to, and how much it may cost.
+
+    Args:
+        lake: The lake; made where it is missing.
+        run_id: The run. Chained jobs of one training share it, so it is not a job's number.
+        selection: The rollouts and steps that are captured.
+        redaction: What may be kept of each text field; all text is dropped where nothing is said.
+        queue_bytes: Copies that may wait to be written. Bytes.
+        wait_s: How long training may wait for room in that queue before a capture is dropped.
+        close_s: How long the end of the program may wait for what is not yet written.
+        strict: Raise what would only be warned of. For tests, never for production.
+    """
+
+    lake: str
+    run_id: str
+    selection: Selection = field(default_factory=Selection)
+    redaction: Mapping[str, str] = field(default_factory=dict)
+    queue_bytes: int = 1 << 28
+    wait_s: float = 0.0
+    close_s: float = 30.0
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        check_id("run_id", self.run_id)
+        Redaction(self.redaction)
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Switches | None:
+        """Read the switches, or None where capture is off.
+
+        Args:
+            environ: The environment; that of the process if omitted. `RELAX_REPLAY_CAPTURE` and
+                what begins with it are other names of `TRAJREPLAY_CAPTURE...`.
+
+        Raises:
+            SchemaError: A value is malformed, a switch is unknown or set twice, or there is no
+                lake or run; all problems at once.
+
+        >>> Switches.from_env({}) is None
+        True
+        >>> on = {"TRAJREPLAY_CAPTURE": "1", "TRAJREPLAY_LAKE": "lake", "TRAJREPLAY_RUN_ID": "r"}
+        >>> Switches.from_env(on | {"TRAJREPLAY_CAPTURE_STEPS": "every:10"}).selection.steps
+        'every:10'
+        """
+        given = os.environ if environ is None else environ
+        problems: list[str] = []
+        found = _switches(given, problems)
+        on = _read(PREFIX, found.pop("", ""), _flag, problems)
+        if not on and not problems:
+            return None
+        values: dict[str, Any] = {}
+        for name, text in found.items():
+            if name not in _READERS:
+                known = ", ".join(f"{PREFIX}_{one}" for one in _READERS)
+                problems.append(f"{PREFIX}_{name} is set, expected one of {known}")
+                continue
+            field_name, reader = _READERS[name]
+            values[field_name] = _read(f"{PREFIX}_{name}", text, reader, problems)
+        chosen = {name: values.pop(name, None) for name in ("steps", "rollouts")}
+        values |= {"lake": _required(given, LAKE, problems), "run_id": _run_id(given, problems)}
+        if problems:
+            raise SchemaError(
+                f"capture is switched on and cannot start:\n  {listed(problems)}",
+                hint=f"Correct the environment, or unset {PREFIX} to train without capture.",
+                problems=problems,
+            )
+        return cls(selection=Selection(**chosen), **values)
+
+
+def _switches(given: Mapping[str, str], problems: list[str]) -> dict[str, str]:
+    """Switches by the end of their name, under either beginning."""
+    found: dict[str, str] = {}
+    for prefix in (ALIAS, PREFIX):
+        for name, text in given.items():
+            if name != prefix and not name.startswith(f"{prefix}_"):
+                continue
+            end = name.removeprefix(prefix).removeprefix("_")
+            if found.setdefault(end, text) != text:
+                alias = name.replace(PREFIX, ALIAS)
+                problems.append(f"{alias} is {found[end]!r} and {name} is {text!r}: set one")
+    return found
+
+
+def _read(name: str, text: str, reader: Callable[[str], Any], problems: list[str]) -> Any:
+    try:
+        return reader(text.strip())
+    except SchemaError as error:
+        problems.append(f"{name}: {error.message}")
+    except ValueError as error:
+        problems.append(f"{name} is {text!r}, expected {error}")
+    return None
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in _FLAGS:
+        raise ValueError("1 or 0")
+    return _FLAGS[text.lower()]
+
+
+def _bytes(text: str) -> int:
+    if not (found := _BYTES.fullmatch(text.upper().replace("IB", "B"))):
+        raise ValueError("bytes, such as 268435456 or 256M")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def _seconds(text: str) -> float:
+    if not _SECONDS.fullmatch(text):
+        raise ValueError("seconds, such as 0.5")
+    return float(text)
+
+
+def _redaction(text: str) -> dict[str, str]:
+    rules: dict[str, str] = {}
+    for part in filter(None, (one.strip() for one in text.split(","))):
+        name, separator, rule = part.partition("=")
+        if not separator or name in rules:
+            raise ValueError("rules such as prompt=hash,response=truncate:64, one for each field")
+        rules[name] = rule
+    Redaction(rules)
+    return rules
+
+
+def _steps(text: str) -> str:
+    Selection(steps=text)
+    return text
+
+
+def _rollouts(text: str) -> str:
+    Selection(rollouts=text)
+    return text
+
+
+_READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "STEPS": ("steps", _steps),
+    "ROLLOUTS": ("rollouts", _rollouts),
+    "REDACTION": ("redaction", _redaction),
+    "QUEUE_BYTES": ("queue_bytes", _bytes),
+    "WAIT_S": ("wait_s", _seconds),
+    "CLOSE_S": ("close_s", _seconds),
+    "STRICT": ("strict", _flag),
+}
+
+
+def _required(given: Mapping[str, str], name: str, problems: list[str]) -> str:
+    if not given.get(name):
+        problems.append(f"{name} is not set")
+    return given.get(name, "")
+
+
+def _run_id(given: Mapping[str, str], problems: list[str]) -> str:
+    """The run as it is given, else after the job of the scheduler."""
+    if run_id := given.get(RUN_ID):
+        _read(RUN_ID, run_id, lambda text: check_id("run_id", text), problems)
+        return run_id
+    for variable, scheduler in _JOBS.items():
+        if job := given.get(variable):
+            return f"{scheduler}-{job}"
+    problems.append(f"{RUN_ID} is not set, and no scheduler's job is known to name the run after")
+    return ""

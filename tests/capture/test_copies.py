@@ -1,0 +1,100 @@
+"""Copies: every form that values come in, and nothing that happens to them later."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trajreplay import CaptureError
+from trajreplay.capture.copies import Copier, Slots
+
+LENGTHS = st.lists(st.integers(0, 70), max_size=5)
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.int64])
+
+
+def bits(rows: list[Any]) -> list[bytes]:
+    """Each row as its bytes."""
+    tensors = [torch.as_tensor(one).contiguous() for one in rows]
+    return [one.view(torch.uint8).numpy().tobytes() if one.numel() else b"" for one in tensors]
+
+
+def forms(rows: list[torch.Tensor]) -> dict[str, Any]:
+    """The same values in each form that a trainer may hold them in."""
+    width = max(map(len, rows), default=0) + 2
+    padded = torch.zeros(len(rows), width, dtype=rows[0].dtype) if rows else torch.zeros(0, 2)
+    for row, values in zip(padded, rows, strict=True):
+        row[: len(values)] = values
+    return {
+        "list": [one.clone() for one in rows],
+        "tuple": tuple(one.clone() for one in rows),
+        "packed": torch.cat(rows) if rows else torch.zeros(0),
+        "padded": padded,
+        "strided": padded.repeat_interleave(2, 1)[:, ::2],
+    }
+
+
+@given(lengths=LENGTHS, dtype=DTYPES, seed=st.integers(0, 9))
+def test_rows_are_the_same_bits_whatever_form_they_come_in(
+    lengths: list[int], dtype: torch.dtype, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    rows = [(100 * torch.randn(length)).to(dtype) for length in lengths]
+    copier = Copier(Slots(1 << 20))
+    for values in forms(rows).values():
+        assert bits(copier.rows("log_probs", values, lengths)) == bits(rows)
+
+
+@given(lengths=LENGTHS.filter(any), form=st.sampled_from(["list", "packed", "padded", "strided"]))
+def test_what_a_trainer_does_to_its_tensor_later_is_not_seen(lengths: list[int], form: str) -> None:
+    rows = [torch.randn(length, requires_grad=False) for length in lengths]
+    values = forms(rows)[form]
+    held = Copier(Slots(1 << 20)).rows("log_probs", values, lengths)
+    for one in values if isinstance(values, list) else [values]:
+        one.fill_(9.0)
+    assert bits(held) == bits(rows)
+
+
+@given(length=st.integers(1, 50))
+def test_a_tensor_in_a_graph_is_copied_without_it(length: int) -> None:
+    leaf = torch.randn(2, length, requires_grad=True)
+    for values in (leaf * 2, list(leaf * 2)):
+        held = Copier(Slots(1 << 20)).rows("log_probs", values, [length] * 2)
+        assert not any(one.requires_grad for one in held)
+
+
+def test_other_makes_than_tensors_are_copied_too() -> None:
+    array, packed, listed = np.arange(6.0).reshape(2, 3), np.arange(3.0), [[1.0, 2.0], None]
+    copier = Copier(Slots(1 << 20))
+    padded = copier.rows("kl", array, [3, 1])
+    split = copier.rows("kl", packed, [1, 2])
+    lists = copier.rows("kl", listed, [2, 1])
+    array[:], packed[:] = -1.0, -1.0
+    listed[0].append(3.0)  # type: ignore[union-attr]
+    assert [one.tolist() for one in (*padded, *split)] == [[0, 1, 2], [3], [0], [1, 2]]
+    assert lists == [[1.0, 2.0], None]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [torch.zeros(3), torch.zeros(3, 2), torch.zeros(2, 1), torch.zeros(2, 2, 2), [[1.0]], "text"],
+    ids=["packed", "rows", "narrow", "three dimensions", "list", "text"],
+)
+def test_values_that_do_not_fit_the_samples_are_refused(values: Any) -> None:
+    with pytest.raises(CaptureError, match="log_probs has"):
+        Copier(Slots(0)).rows("log_probs", values, [2, 2])
+
+
+def test_memory_is_used_again_and_bounded() -> None:
+    slots = Slots(1 << 16)
+    first = Copier(slots)
+    (row,) = first.rows("kl", torch.ones(1, 2000), [2000])
+    first.release()
+    (again,) = Copier(slots).rows("kl", torch.zeros(1, 1500), [1500])
+    assert again.data_ptr() == row.data_ptr()
+    wide = Copier(slots)
+    (big,) = wide.rows("kl", torch.ones(1, 1 << 15), [1 << 15])
+    wide.release()  # 128 KiB do not stay
+    assert slots.take(torch.float32, 1 << 15).data_ptr() != big.data_ptr()

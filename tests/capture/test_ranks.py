@@ -1,0 +1,68 @@
+"""Ranks agree once, at start, on who records and as which attempt."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.captures import entries_of
+from tests.helpers.processes import free_port, run_all
+from tests.helpers.recorded import enabled
+from trajreplay import CaptureError, Lake, ParallelCoordinates, capture
+from trajreplay.capture.ranks import agree
+from trajreplay.schema.attempt import load_attempt
+from trajreplay.schema.lakefile import open_lake
+from trajreplay.schema.layout import attempt_path
+from trajreplay.writer.attempts import reserve_attempt, reserve_next_attempt
+
+
+def test_two_ranks_record_one_step_of_one_attempt(lake: Lake) -> None:
+    for attempt in range(2):
+        port = free_port()
+        run_all("tests.helpers.recording_ranks", [(lake.path, rank, port) for rank in range(2)])
+        entries = [one for one in entries_of(lake) if one.key.attempt == attempt]
+        assert [one.key.rank for one in entries] == [0, 1]
+        assert {one.expected_ranks for one in entries} == {(0, 1)}
+    assert lake.replay(attempt=1).verdict == "pass"
+
+
+def test_attempts_are_counted_from_the_lake(lake: Lake) -> None:
+    store = open_lake(lake.path)
+    assert reserve_next_attempt(store, "r", 7).attempt == 0
+    reserve_attempt(store, "r", 4, None)
+    record = reserve_next_attempt(store, "r", 7)
+    assert (record.attempt, record.resumed_from) == (5, (4, 7))
+    path = attempt_path("r", 5)
+    assert load_attempt((Path(lake.path) / path).read_bytes(), path) == record
+    assert reserve_next_attempt(store, "other").attempt == 0
+
+
+def test_a_process_alone_is_rank_0_and_makes_its_lake(tmp_path: Path) -> None:
+    place = agree(str(tmp_path / "new" / "lake"), "r")
+    assert (place.rank, place.expected_ranks, place.attempt) == (0, (0,), 0)
+    assert Lake.open(tmp_path / "new" / "lake").info().num_rows == 0
+
+
+def test_ranks_may_be_given(lake: Lake) -> None:
+    place = agree(lake.path, "r", rank=3, expected_ranks=[1, 3], attempt=2, resume_rollout_id=9)
+    assert (place.rank, place.expected_ranks, place.attempt) == (3, (1, 3), 2)
+    assert place.resumed_from == (1, 9)
+
+
+def test_several_processes_that_cannot_ask_each_other_are_refused(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(CaptureError, match="WORLD_SIZE is 4") as caught:
+        enabled(lake)
+    assert "init_process_group" in caught.value.hint
+    monkeypatch.setenv("RANK", "2")
+    assert agree(lake.path, "r", expected_ranks=range(4), attempt=0).rank == 2
+
+
+def test_a_rank_that_holds_copies_records_nothing(lake: Lake) -> None:
+    place = ParallelCoordinates(tensor_rank=1, tensor_size=2)
+    options = {"settings": None, "rank": 1, "expected_ranks": [0], "attempt": 0}
+    switches = capture.Switches(lake=lake.path, run_id="r", strict=True)
+    assert not capture.enable(switches, parallel=place, **options).enabled  # type: ignore[arg-type]
+    copies = {**options, "expected_ranks": [0, 1], "records": True}
+    assert capture.enable(switches, parallel=place, **copies).enabled  # type: ignore[arg-type]

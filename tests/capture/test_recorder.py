@@ -1,0 +1,244 @@
+"""The recorder: what it is told is what a replay finds, and what goes wrong is told, not raised."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.captures import entries_of
+from tests.helpers.cohorts import record
+from tests.helpers.recorded import (
+    enabled,
+    micro_batch,
+    reasons,
+    record_rollout,
+    record_step,
+    switched,
+)
+from tests.helpers.scenes import WAY, drawn
+from tests.helpers.trainer import Sample
+from trajreplay import CaptureError, Lake, capture
+from trajreplay.capture import CaptureWarning, Recorder
+
+
+class Untouchable:
+    """An argument that may not be looked at."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise AssertionError(f"{name} was asked for")
+
+
+def test_a_recorder_that_is_off_does_nothing_and_looks_at_nothing() -> None:
+    recorder = capture.enable_from_env()
+    thing = Untouchable()
+    assert recorder.enabled is False
+    with recorder.rollout(0):
+        recorder.record(thing, log_probs=thing)  # type: ignore[arg-type]
+    with recorder.step(0, 0):
+        recorder.record_policy_loss(0, thing, scalars=thing, advantages=thing)  # type: ignore[arg-type]
+        recorder.record_value_loss(0, thing, values=thing)  # type: ignore[arg-type]
+        recorder.record_scalars("loss.policy", thing)  # type: ignore[arg-type]
+    recorder.drop("")
+    assert recorder.flush()
+    assert recorder.close()
+
+
+def test_what_is_recorded_replays(lake: Lake) -> None:
+    recorder = enabled(lake)
+    for rollout_id in range(2):
+        samples = record_rollout(recorder, rollout_id)
+        record_step(recorder, samples[:4], rollout_id, 0)
+        record_step(recorder, samples[4:], rollout_id, 1)
+    assert recorder.close()
+    report = lake.replay()
+    assert (report.verdict, len(report.cohorts)) == ("pass", 6)
+    assert all(one.compared for cohort in report.cohorts for one in cohort.stages[:1])
+
+
+def test_a_fault_in_what_is_recorded_is_found(lake: Lake) -> None:
+    recorder = enabled(lake)
+    samples = record_rollout(recorder)
+    for one in samples:
+        one.columns["advantages"] = one.columns["advantages"] * 1.5
+    record_step(recorder, samples)
+    recorder.close()
+    assert lake.replay().first_divergent_stage == "sample"
+
+
+@pytest.mark.parametrize("again", [1, 3])
+def test_a_micro_batch_that_is_seen_again_is_taken_once(lake: Lake, again: int) -> None:
+    recorder, samples = enabled(lake), drawn()
+    with recorder.step(0, 0):
+        for index in (0, 1):
+            for _ in range(1 + again):
+                micro_batch(recorder, index, samples[4 * index :][:4])
+    recorder.close()
+    (entry,) = entries_of(lake)
+    assert entry.rows == 8
+    assert lake.replay().verdict == "pass"
+
+
+def test_a_loss_of_values_joins_the_micro_batch_of_its_policy(lake: Lake) -> None:
+    recorder, samples = enabled(lake), drawn()
+    values = [torch.ones(one.length) for one in samples]
+    with recorder.step(0, 0):
+        recorder.record_value_loss(1, [record(one) for one in samples[4:]], values=values[4:])
+        micro_batch(recorder, 0, samples[:4])
+        micro_batch(recorder, 1, samples[4:])
+        recorder.record_value_loss(0, [record(one) for one in samples[:4]], values=values[:4])
+    recorder.close()
+    rows = lake.sql("select values, log_probs, micro_batch_id from steps order by sample_id")
+    table = rows.arrow()
+    assert table["values"].null_count == table["log_probs"].null_count == 0
+    assert table["micro_batch_id"].to_pylist() == ["mb-0000"] * 4 + ["mb-0001"] * 4
+
+
+def test_columns_of_some_micro_batches_are_null_in_the_others(lake: Lake) -> None:
+    recorder, samples = enabled(lake), drawn()
+    with recorder.step(0, 0):
+        micro_batch(recorder, 0, samples[:2])
+        micro_batch(recorder, 1, samples[2:4], ref_log_probs=[torch.ones(4), torch.ones(2)])
+        micro_batch(recorder, 2, samples[4:])
+    recorder.close()
+    found = lake.sql("select ref_log_probs is null as none from steps order by row").arrow()
+    assert found["none"].to_pylist() == [True, True, False, False, *[True] * 4]
+
+
+def test_what_is_not_selected_is_not_copied(lake: Lake) -> None:
+    chosen = capture.Selection(steps="1:0")
+    recorder = enabled(lake, selection=chosen)
+    with recorder.step(0, 0):
+        recorder.record_policy_loss(0, Untouchable(), advantages=Untouchable())  # type: ignore[arg-type]
+    for rollout_id in range(2):
+        record_rollout(recorder, rollout_id)
+        record_step(recorder, drawn(rollout_id=rollout_id), rollout_id)
+    recorder.close()
+    assert {(one.key.kind, one.key.rollout_id) for one in entries_of(lake)} == {
+        ("rollout", 1),
+        ("step", 1),
+    }
+
+
+def lenient(lake: Lake) -> Recorder:
+    """A recorder as in production."""
+    return enabled(lake, strict=False)
+
+
+WRONG: dict[str, Callable[[Recorder, list[Sample]], None]] = {
+    "without an index": lambda one, samples: micro_batch(one, None, samples),
+    "another under its index": lambda one, samples: micro_batch(one, 0, samples[1:]),
+    "ragged": lambda one, samples: micro_batch(one, 1, samples, log_probs=[torch.ones(1)]),
+    "no samples": lambda one, _: one.record_policy_loss(1, None),  # type: ignore[arg-type]
+    "unknown column": lambda one, samples: micro_batch(one, 1, samples, logits=[[1.0]] * 4),
+    "a scalar that is none": lambda one, samples: micro_batch(one, 1, samples, scalars={"a": "b"}),
+    "a sample twice": lambda one, samples: micro_batch(one, 1, samples[:1]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_goes_wrong_is_recorded_and_not_raised(lake: Lake, name: str) -> None:
+    recorder, samples = lenient(lake), drawn()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with recorder.step(0, 0):
+            micro_batch(recorder, 0, samples[:4])
+            WRONG[name](recorder, samples[:4] if name == "a sample twice" else samples[4:])
+        recorder.flush()
+    record_step(recorder, samples, 0, 1)
+    recorder.close()
+    assert [one.category for one in told] == [CaptureWarning]
+    assert [(one.key.step_id, one.status) for one in entries_of(lake)] == [
+        (0, "dropped"),
+        (1, "complete"),
+    ]
+    assert reasons(lake)[0]
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_goes_wrong_is_raised_where_that_is_asked_for(lake: Lake, name: str) -> None:
+    recorder, samples = enabled(lake), drawn()
+
+    def train() -> None:
+        with recorder.step(0, 0):
+            micro_batch(recorder, 0, samples[:4])
+            WRONG[name](recorder, samples[:4] if name == "a sample twice" else samples[4:])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises((CaptureError, TypeError)):
+            train()
+
+
+def test_calls_out_of_order_are_told_and_not_raised(lake: Lake) -> None:
+    recorder = lenient(lake)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        recorder.record([], log_probs=[])
+        recorder.end_step()
+        micro_batch(recorder, 0, drawn())
+        recorder.begin_step(0, 0)
+        recorder.begin_step(0, 1)
+        recorder.end_step()
+    recorder.close()
+    assert len(told) == 3
+    assert reasons(lake) == ["it was not ended when step 0 began"]
+
+
+def test_an_exception_of_the_training_drops_the_capture_and_goes_on(lake: Lake) -> None:
+    recorder = enabled(lake)
+
+    def train() -> None:
+        with recorder.step(0, 0):
+            micro_batch(recorder, 0, drawn())
+            raise ZeroDivisionError("loss")
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+    recorder.close()
+    assert reasons(lake) == ["the step ended with ZeroDivisionError('loss')"]
+
+
+def test_what_is_open_at_the_end_is_noted_as_dropped(lake: Lake) -> None:
+    recorder = enabled(lake)
+    recorder.begin_step(0, 0)
+    micro_batch(recorder, 0, drawn())
+    recorder.close()
+    assert reasons(lake) == ["recording was closed before it ended"]
+
+
+def test_a_rank_without_rows_is_captured(lake: Lake) -> None:
+    recorder = enabled(lake)
+    with recorder.step(0, 0):
+        pass
+    recorder.close()
+    assert [one.status for one in entries_of(lake)] == ["complete"]
+
+
+def test_each_start_is_another_attempt(lake: Lake) -> None:
+    for expected in range(3):
+        recorder = enabled(lake, resume_rollout_id=expected)
+        assert recorder.attempt == expected
+        record_rollout(recorder, expected)
+        recorder.close()
+    found = {one.key.attempt: one.resumed_from for one in entries_of(lake)}
+    assert found == {0: None, 1: (0, 1), 2: (1, 2)}
+    assert [one.attempt for one in lake.replay().cohorts] == [0, 1, 2]
+
+
+def test_the_last_recorder_is_that_of_the_process(lake: Lake) -> None:
+    assert capture.recorder().enabled is False
+    first = enabled(lake)
+    assert capture.recorder() is first
+    second = capture.enable(switched(lake), settings=WAY.short)
+    assert capture.recorder() is second
+    with pytest.warns(CaptureWarning, match="closed before"), first.rollout(0):
+        pass
+
+
+def test_a_lake_that_cannot_be_made_switches_capture_off(lake: Lake) -> None:
+    path = f"{lake.path}/lake.json/nested"
+    with pytest.warns(CaptureWarning, match="nothing is captured"):
+        recorder = enabled(path, strict=False)
+    assert recorder.enabled is False

@@ -1,0 +1,111 @@
+"""The switches: off unless switched on, and what is malformed fails at start, all at once."""
+
+import pytest
+
+from trajreplay import SchemaError, capture
+from trajreplay.capture import Selection, Switches
+
+ON = {"TRAJREPLAY_CAPTURE": "1", "TRAJREPLAY_LAKE": "lake", "TRAJREPLAY_RUN_ID": "r"}
+
+
+def read(**switches: str) -> Switches:
+    found = Switches.from_env(ON | {f"TRAJREPLAY_CAPTURE_{k}": v for k, v in switches.items()})
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("text", [None, "", "0", "off", "False"])
+def test_capture_is_off_unless_it_is_switched_on(text: str | None) -> None:
+    rest = {name: value for name, value in ON.items() if name != "TRAJREPLAY_CAPTURE"}
+    assert Switches.from_env(rest | ({} if text is None else {"TRAJREPLAY_CAPTURE": text})) is None
+
+
+def test_what_is_not_said_has_a_default() -> None:
+    assert Switches.from_env(ON) == Switches(lake="lake", run_id="r")
+
+
+def test_every_switch_is_read() -> None:
+    assert read(
+        STEPS="0:0,3:1",
+        ROLLOUTS="every:5",
+        REDACTION="prompt=hash, response=truncate:16",
+        QUEUE_BYTES="64M",
+        WAIT_S="0.25",
+        CLOSE_S="5",
+        STRICT="true",
+    ) == Switches(
+        lake="lake",
+        run_id="r",
+        selection=Selection(steps="0:0,3:1", rollouts="every:5"),
+        redaction={"prompt": "hash", "response": "truncate:16"},
+        queue_bytes=64 << 20,
+        wait_s=0.25,
+        close_s=5.0,
+        strict=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1000", 1000), ("2k", 2048), ("3MB", 3 << 20), ("1GiB", 1 << 30)]
+)
+def test_bytes_may_have_a_unit(text: str, size: int) -> None:
+    assert read(QUEUE_BYTES=text).queue_bytes == size
+
+
+def test_the_names_of_relax_are_understood() -> None:
+    names = {"RELAX_REPLAY_CAPTURE": "1", "RELAX_REPLAY_CAPTURE_STEPS": "0:0"}
+    rest = {name: ON[name] for name in ("TRAJREPLAY_LAKE", "TRAJREPLAY_RUN_ID")}
+    found = Switches.from_env(rest | names)
+    assert found is not None
+    assert found.selection.steps == "0:0"
+    with pytest.raises(SchemaError, match="set one"):
+        Switches.from_env(ON | {"RELAX_REPLAY_CAPTURE": "0"})
+
+
+@pytest.mark.parametrize(
+    ("variable", "scheduler"), [("SLURM_JOB_ID", "slurm"), ("LSB_JOBID", "lsf")]
+)
+def test_a_run_without_a_name_is_called_after_its_job(variable: str, scheduler: str) -> None:
+    rest = {name: ON[name] for name in ("TRAJREPLAY_LAKE", "TRAJREPLAY_CAPTURE")}
+    found = Switches.from_env(rest | {variable: "4711"})
+    assert found is not None
+    assert found.run_id == f"{scheduler}-4711"
+
+
+@pytest.mark.parametrize(
+    ("switch", "text"),
+    [
+        ("STEPS", "3.5"),
+        ("ROLLOUTS", "one"),
+        ("REDACTION", "prompt"),
+        ("REDACTION", "prompt=hash,prompt=drop"),
+        ("REDACTION", "password=hash"),
+        ("REDACTION", "prompt=encrypt"),
+        ("QUEUE_BYTES", "-1"),
+        ("QUEUE_BYTES", "1T"),
+        ("WAIT_S", "soon"),
+        ("CLOSE_S", "nan"),
+        ("STRICT", "maybe"),
+        ("STEPZ", "0:0"),
+    ],
+)
+def test_what_is_malformed_is_refused_and_named(switch: str, text: str) -> None:
+    with pytest.raises(SchemaError) as caught:
+        read(**{switch: text})
+    assert f"TRAJREPLAY_CAPTURE_{switch}" in caught.value.message
+    assert "unset TRAJREPLAY_CAPTURE" in caught.value.hint
+
+
+def test_all_problems_are_told_at_once() -> None:
+    with pytest.raises(SchemaError) as caught:
+        Switches.from_env({"TRAJREPLAY_CAPTURE": "yes please", "TRAJREPLAY_CAPTURE_WAIT_S": "x"})
+    problems = caught.value.facts["problems"]
+    names = ("TRAJREPLAY_CAPTURE", "TRAJREPLAY_CAPTURE_WAIT_S", "TRAJREPLAY_LAKE", "_RUN_ID")
+    assert [one for one in names if not any(one in text for text in problems)] == []
+
+
+def test_a_malformed_switch_fails_when_capture_is_enabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (ON | {"TRAJREPLAY_CAPTURE_STEPS": "x"}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SchemaError, match="STEPS"):
+        capture.enable_from_env()
