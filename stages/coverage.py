@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor
 
 from trajreplay.schema.contracts import stage_named
 from trajreplay.schema.settings import LOSS_TERMS
 from trajreplay.stages.cohort import LoadedCohort
+from trajreplay.stages.denominators import Denominators
 from trajreplay.stages.outputs import Recorded, is_stated
 from trajreplay.stages.report import Finding
 
@@ -35,8 +34,8 @@ def judge_coverage(
     cohort: LoadedCohort,
     stage: str,
     found: list[Recorded],
-    count: Callable[[Tensor], float],
-    every: float,
+    denominators: Denominators,
+    every: Tensor,
 ) -> None:
     """A loss of which a scalar is missing, unstated or not comparable is not verified.
 
@@ -44,8 +43,8 @@ def judge_coverage(
         cohort: The cohort, whose last result is that of the stage.
         stage: The stage.
         found: Its recorded outputs of the stage.
-        count: What a mean over packed samples divides by.
-        every: The same over all samples of the cohort.
+        denominators: What means over packed samples divide by.
+        every: (K,) int64. The packed samples of the cohort.
     """
     needed = cohort.abilities[stage].writes
     result = cohort.report.stages[-1]
@@ -59,7 +58,7 @@ def judge_coverage(
             note = f"{left} scalars were not compared: they need the whole cohort"
             result.message = f"{result.message}; {note}" if result.message else note
         return
-    odd = _odd_denominators(cohort, stated, count, every)
+    odd = _odd_denominators(cohort, stated, denominators, every)
     if odd and result.verdict != "diverged":
         result.verdict, result.message = "unverified", odd[0]
         return
@@ -86,26 +85,26 @@ def judge_coverage(
 
 
 def _odd_denominators(
-    cohort: LoadedCohort, stated: list[Recorded], count: Callable[[Tensor], float], every: float
+    cohort: LoadedCohort, stated: list[Recorded], denominators: Denominators, every: Tensor
 ) -> list[str]:
     """Scalars divided by a number that counts nothing of theirs: nothing says that it is right."""
     loss = cohort.settings.loss
     settled = loss.batch_reduction
     noun = "trained tokens" if loss.aggregation == "token-mean" else "samples"
-    by_rows = noun == "samples" and (loss.denominator_rows, loss.fragments) == ("all", "own")
+    by_rows = (loss.denominator_rows, loss.fragments) == ("all", "own")
+    by_rows = by_rows and loss.aggregation.startswith("seq-mean")
     odd: list[str] = []
     for one in stated:
-        output, mine = one.output, count(one.samples)
-        counts: set[float | None] = {mine, every}
-        if loss.aggregation == "constant-norm":
-            counts = {loss.constant_norm}
-        elif by_rows:
+        output = one.output
+        counts: set[float | None] = {*denominators.known(output, one.samples, every)}
+        if by_rows and not denominators.by_batch(output):
             counts |= {cohort.owners[0].cohort_size, sum(cohort.rows.values()), len(one.samples)}
         divided = output.denominator if output.values is None else None
         if divided is not None and divided not in counts:
             odd.append(
                 f"{output.field} was divided by {divided:g}, which is no count of its {noun}: its "
-                f"scope holds {mine:g}, the cohort {every:g}"
+                f"scope holds {denominators.count(one.samples):g}, the cohort "
+                f"{denominators.count(every):g}"
             )
         if output.scope == "global" and (output.reduction == "sum") != (settled == "sum"):
             message = (

@@ -61,8 +61,7 @@ def _replay(block: Block, stage: str) -> None:
     for index, (cohort, found) in enumerate(zip(block.cohorts, outputs, strict=True)):
         _name_uncompared(cohort, stage, found, isolated)
         start, stop = block.packed.sample_bounds[index : index + 2]
-        every = isolated.count(torch.arange(start, stop))
-        judge_coverage(cohort, stage, found, isolated.count, every)
+        judge_coverage(cohort, stage, found, isolated.denominators, torch.arange(start, stop))
 
 
 def _name_uncompared(
@@ -110,12 +109,15 @@ def summed_scalars(block: Block, one: Recorded, losses: SampleLosses) -> Iterato
     output, name = one.output, one.output.field
     tolerance = block.tolerance(one.output.stage, name)
     samples = len(one.samples)
-    total, divisor = losses.totals(one.samples)[name], losses.divisor(output, one.samples)
+    by_batch = losses.denominators.by_batch(output)
+    total = losses.totals(one.samples, by_batch=by_batch)[name]
+    divisor = losses.denominators.divisor(output, one.samples)
     weight = abs(output.scale / divisor)
 
     def slack() -> float:
         same = torch.zeros(samples, dtype=torch.int64)
-        return float(scatter_sum_error(losses.total_errors(name, one.samples), same, 1).error)
+        errors = losses.total_errors(name, one.samples, by_batch=by_batch)
+        return float(scatter_sum_error(errors, same, 1).error)
 
     pairs = [(name, output.value, output.scale * total / divisor, weight)]
     if output.numerator is not None:

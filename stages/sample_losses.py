@@ -7,11 +7,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from trajreplay.schema.entry import Output
 from trajreplay.schema.errors import StageError
 from trajreplay.stages.block import Block
 from trajreplay.stages.capability import is_plain
 from trajreplay.stages.compose import (
+    LossInputs,
+    PolicyTerms,
     evaluation_slack,
     plain_errors,
     plain_terms,
@@ -19,6 +20,7 @@ from trajreplay.stages.compose import (
     value_terms,
 )
 from trajreplay.stages.coverage import POLICY
+from trajreplay.stages.denominators import Denominators
 from trajreplay.stages.kernels import (
     MaskedMean,
     MeanError,
@@ -27,6 +29,7 @@ from trajreplay.stages.kernels import (
     segment_sum,
     seq_mean_token_mean,
 )
+from trajreplay.stages.kernels.sets import number_of_sets
 
 
 def token_reads(block: Block, stage: str) -> tuple[str, ...]:
@@ -60,31 +63,41 @@ class SampleLosses:
         self._trajectories = block.packed.trajectories if shared else None
         by_batch = "micro_batch_id" in block.cohorts[0].abilities[stage].reads
         self._micro_batches = block.packed.micro_batches if by_batch else None
+        self._cohorts = block.packed.cohorts
         self._tokens = self._terms(self._columns)
-        self._summed: tuple[Tensor, dict[str, float]] | None = None
+        self._summed: dict[bool, tuple[Tensor, dict[str, float]]] = {}
 
-    def _terms(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _terms(self, columns: dict[str, Tensor]) -> PolicyTerms:
+        """The terms at each token; of a loss that rejects none, over all trained ones."""
+        if self._stage == POLICY and not self._plain and self._kernel is None:
+            given = LossInputs(
+                columns, self._mask, self._offsets, self._micro_batches, self._cohorts
+            )
+            return policy_terms(self._settings, given)
         if self._plain:
-            return plain_terms(self._settings, columns)
-        if self._kernel is not None:
-            return self._kernel.losses(self._all, columns, self._mask, self._offsets)
-        if self._stage != POLICY:
-            return value_terms(self._value, columns)
-        return policy_terms(self._settings, columns, self._mask, self._offsets, self._micro_batches)
+            terms = plain_terms(self._settings, columns)
+        elif self._kernel is not None:
+            terms = self._kernel.losses(self._all, columns, self._mask, self._offsets)
+        else:
+            terms = value_terms(self._value, columns)
+        return PolicyTerms(terms, self._mask, self._mask)
+
+    def _weighted(self, mask: Tensor) -> Tensor:
+        """(N,) float64. A mask as weights; that of all trained tokens is made once."""
+        return self._weights if mask is self._mask else mask.double()
 
     @cached_property
     def means(self) -> dict[str, MaskedMean]:
         """Masked mean, numerator and denominator of each sample, by field."""
         return self._with_loss(self._means(self._tokens))
 
-    def _means(self, tokens: dict[str, Tensor]) -> dict[str, MaskedMean]:
-        counts = None
-        means: dict[str, MaskedMean] = {}
-        for name, values in tokens.items():
-            means[name] = seq_mean_token_mean(
-                values.double(), self._weights, self._offsets, denominator=counts
-            )
-            counts = means[name].denominator
+    def _means(self, tokens: PolicyTerms) -> dict[str, MaskedMean]:
+        weights, counted = self._weighted(tokens.summed), self._weighted(tokens.counted)
+        counts = segment_sum(counted, self._offsets).clamp(1.0)
+        means = {
+            name: seq_mean_token_mean(values.double(), weights, self._offsets, denominator=counts)
+            for name, values in tokens.terms.items()
+        }
         if self._shared is None:
             return means
         return {
@@ -97,8 +110,8 @@ class SampleLosses:
         """(S,) Trained tokens of each sample's trajectory; None where each divides by its own."""
         if self._trajectories is None:
             return None
-        count = int(self._trajectories.max()) + 1 if len(self._trajectories) else 0
-        return scatter_sum(self._trained, self._trajectories, count)[self._trajectories].clamp(1.0)
+        count = number_of_sets(self._trajectories)
+        return scatter_sum(self._counted, self._trajectories, count)[self._trajectories].clamp(1.0)
 
     def _with_loss(self, means: dict[str, MaskedMean]) -> dict[str, MaskedMean]:
         """The means and that of the whole loss: its terms, each with its coefficient."""
@@ -119,17 +132,19 @@ class SampleLosses:
             )
         return means | {"loss": loss}
 
-    def totals(self, samples: Tensor) -> dict[str, float]:
+    def totals(self, samples: Tensor, *, by_batch: bool = False) -> dict[str, float]:
         """What recorded scalars are made of: sums over samples, by field.
 
         Args:
             samples: (K,) int64. Packed sample numbers; asked again with the same tensor, the
                 answer is kept.
+            by_batch: Whether each enters with its share of the mean of its micro-batch.
         """
-        if self._summed is None or self._summed[0] is not samples:
-            sums = self._stacked[:, samples].sum(1).tolist()
-            self._summed = samples, dict(zip(self.means, sums, strict=True))
-        return self._summed[1]
+        if by_batch not in self._summed or self._summed[by_batch][0] is not samples:
+            stacked = self._stacked * self.denominators.shares if by_batch else self._stacked
+            sums = stacked[:, samples].sum(1).tolist()
+            self._summed[by_batch] = samples, dict(zip(self.means, sums, strict=True))
+        return self._summed[by_batch][1]
 
     @property
     def _by_mean(self) -> bool:
@@ -141,40 +156,30 @@ class SampleLosses:
         found = self.means.values()
         return torch.stack([one.mean if self._by_mean else one.numerator for one in found])
 
-    def count(self, samples: Tensor) -> float:
-        """What a mean over samples divides by, unless another number is recorded."""
-        settings = self._settings
-        if self._trajectories is not None:
-            return float(len(torch.unique(self._trajectories[samples])))
-        if self._by_mean and settings.denominator_rows == "all":
-            return float(len(samples))
-        trained = self._trained[samples]
-        if settings.aggregation == "token-mean":
-            return float(trained.sum())
-        with_tokens = settings.denominator_rows == "with-tokens"
-        return float((trained > 0.0).sum()) if with_tokens else float(len(samples))
+    @cached_property
+    def denominators(self) -> Denominators:
+        """What means over the samples divide by."""
+        return Denominators(
+            self._settings,
+            segment_sum(self._weights, self._offsets),
+            self._counted,
+            self._trajectories,
+            self._micro_batches,
+        )
 
     @cached_property
-    def _trained(self) -> Tensor:
-        return segment_sum(self._weights, self._offsets)
+    def _counted(self) -> Tensor:
+        """(S,) The tokens of each sample that a mean divides by."""
+        return segment_sum(self._weighted(self._tokens.counted), self._offsets)
 
-    def divisor(self, output: Output, samples: Tensor) -> float:
-        """What the sum over the samples of an output was divided by; NaN where by nothing."""
-        if self._settings.aggregation == "constant-norm":
-            return float(self._settings.constant_norm or torch.nan)
-        if output.reduction == "sum":
-            return 1.0
-        if output.denominator is not None:
-            return output.denominator or torch.nan
-        return self.count(samples) or 1.0  # the mean of nothing is recorded as the sum of nothing
-
-    def total_errors(self, name: str, samples: Tensor) -> MeanError:
+    def total_errors(self, name: str, samples: Tensor, *, by_batch: bool = False) -> MeanError:
         """How far what samples add to a total may be off."""
         found = self.errors[name]
-        if self._by_mean:
-            return MeanError(found.error[samples], found.absolute[samples])
-        counts = self.means[name].denominator[samples]
-        return MeanError(found.error[samples] * counts, found.absolute[samples] * counts)
+        factors = torch.ones_like(found.error) if self._by_mean else self.means[name].denominator
+        if by_batch:
+            factors = factors * self.denominators.shares
+        factors = factors[samples]
+        return MeanError(found.error[samples] * factors, found.absolute[samples] * factors)
 
     @cached_property
     def errors(self) -> dict[str, MeanError]:
@@ -183,11 +188,15 @@ class SampleLosses:
             return plain_errors(self._settings, self._columns, self._mask, self._offsets)
         narrow = {name: values.float() for name, values in self._columns.items()}
         tokens = self._terms(narrow)
-        if tokens.keys() != self._tokens.keys():
-            found, expected = (", ".join(one) for one in (tokens, self._tokens))
+        if tokens.terms.keys() != self._tokens.terms.keys():
+            found, expected = (", ".join(one.terms) for one in (tokens, self._tokens))
             raise StageError(f"{self._stage}: gives {found} in float32, expected {expected}")
         rounded = self._with_loss(self._means(tokens))
-        sizes = self._means({name: values.abs() for name, values in self._tokens.items()})
+        sizes = self._means(
+            self._tokens._replace(
+                terms={name: values.abs() for name, values in self._tokens.terms.items()}
+            )
+        )
         absolute = {name: one.mean for name, one in sizes.items()}
         if self._stage == POLICY and "loss" not in absolute:
             coefs = {"entropy_loss": self._settings.entropy_coef}

@@ -8,6 +8,16 @@ from trajreplay.schema.settings.knobs import Interval, flag, interval, name, num
 
 # Terms of the loss that a V1 capture could only name, not describe.
 LOSS_TERMS = ("use_kl_loss", "tis", "opsm", "opd", "per_token")
+SURROGATES = ("cispo", "sapo", "gmpo", "vespo", "m2po", "kl-cov", "reinforce", "dro", "dppo")
+CORRECTIONS = (
+    "tis",
+    "icepop",
+    "sequence-tis",
+    "sequence-mask",
+    "geometric-tis",
+    "geometric-icepop",
+    "geometric-mask",
+)
 
 
 @dataclass(frozen=True)
@@ -22,44 +32,88 @@ class LossSettings:
             `token-mean`, `seq-mean-token-sum`, or `constant-norm`, a sum over a constant;
             `sum-of-sample-mean` is the first with batch_reduction sum.
         batch_reduction: How sample means become one number: `sum` or `mean`.
-        old_source: Denominator of the ratio: `old` or `rollout` log-probs.
+        old_source: Denominator of the ratio: `old` log-probs, which are those of the proximal
+            policy where the loss is decoupled (AReaL), or `rollout`.
         use_kl_loss, tis, opsm, opd, per_token: Whether this term was in force: true, false, or
             None where the producer does not say. Where a field below says more, it decides.
         surrogate: `ppo-clip`; `cispo`; `sapo`; `gmpo`, the geometric mean of the ratios of a
             sample, clipped in log space; `vespo`; `m2po`, whose bounds hold the second
             moment of a micro-batch (Relax); `kl-cov`, which penalises the tokens of a micro-batch
-            that covary most; `reinforce`, -A log pi without a ratio; `dppo`, the
+            that covary most; `reinforce`, -A log pi without a ratio (GPG, RLOO); `dro`, that and
+            a penalty on the squared log ratio; `dppo`, the
             ratio on tokens whose probability has not moved further than eps_clip in the direction
             of the advantage.
         ratio: Ratio of `token` probabilities; `sequence-mean`, the exponential of the masked mean
             of the log ratios of a sample (GSPO); `sequence-sum`; or `one`, on policy.
         log_ratio_clamp: Bounds of the log ratio before the exponential.
+        sequence_log_ratio_clamp: Bounds of that of a sample (verl's GSPO: at most 10).
+        advantage_level: Advantages of each `token`, or their masked `sequence-mean` (AReaL's GSPO).
         dual_clip: Bound of the loss at negative advantages, in units of |A|; None for none.
+        dual_side: Whether it bounds the loss at `negative` advantages, or the ratio at `both`
+            (TRL's delta).
         cispo_bounds: `two-sided`; `by-sign` of the advantage (Relax); or `upper-absolute`, where
             eps_clip_high is the bound itself (TRL).
         sapo_tau_pos, sapo_tau_neg: Temperatures at positive and other advantages.
+        vespo_k_pos, vespo_lambda_pos: Shape and rate of the weight of a sample in `vespo`.
+        vespo_k_neg, vespo_lambda_neg: The same at negative advantages.
         m2po_kl2_budget: Highest second moment of harmful log ratios in `m2po`. Squared nat.
         kl_cov_fraction: Share of the trained tokens that `kl-cov` penalises.
         kl_cov_coef: What that costs them. Per nat.
+        dppo_measure: What moves in `dppo`: the `difference` of probabilities, or the `binary-kl`
+            between them (verl's dppo_kl).
+        dppo_rule: Whether the bound is looked at `by-sign` of the advantage, or both are,
+            `absolute` (prime-rl's ipo).
+        dppo_form: What a token scores: `ratio` times advantage, and the squared log ratio
+            (prime-rl), or `log-prob` times the ratio, which gets no gradient (verl).
+        dppo_ratio_cap: Highest ratio of the form `log-prob`; None for none.
+        dppo_adv_tau: Weight of the advantages in `dppo`.
         dppo_kl_tau: Weight of the squared log ratio in `dppo`.
+        dro_beta: Twice the weight of the squared log ratio in `dro`.
         correction: Weight of train against rollout probabilities: `none`; `tis`, clipped; `icepop`,
             0 outside the bounds; of the product over the sample, `sequence-tis` and
-            `sequence-mask`; `geometric-mask`, the weight of the token, 0 where the geometric mean
-            of its sample is outside.
-        correction_bounds: Its bounds.
+            `sequence-mask`; of the geometric mean, `geometric-tis` and `geometric-icepop`;
+            `geometric-mask`, the weight of the token, 0 where the geometric mean
+            of its sample is outside. In `vespo` the weight of a sample takes them in.
+        correction_bounds: Its bounds; infinite for none.
+        correction_log_clamp: Bounds of the logarithm of a weight (verl, MIS: -20 and 20).
+        correction_norm: Whether weights are divided by their mean: `none`, that over the trained
+            `token`s, or over the mean of each `sequence`.
+        correction_norm_over: Whose mean: of the `cohort` (verl), or the `micro-batch`.
+        rejection: What train against rollout probabilities are judged by, so that tokens outside
+            rejection_bounds drop out of every term: `none`; their `ratio`; or `k1`, `k2`, `k3`.
+        rejection_level: Of each `token`, or the `sum`, `mean` or `max` over its sample; of ratios
+            that of the logarithms.
+        rejection_bounds: What is kept; infinite for none.
+        rejection_reverse: Whether it is rollout against train (verl, whose k1 bounds are
+            logarithms).
+        rejection_log_clamp: Bounds of the log ratio of a token that is judged.
+        veto: Samples with a trained token of a lower weight drop out (MIS); None for none.
+        m2_threshold: The tokens of largest squared log weight drop out of a micro-batch until the
+            mean of the others is less (AReaL's M2PO); None for none. Squared nat.
+        rejection_denominator: What dropped out still counts, `original` (MIS, AReaL); or the mask
+            itself is changed before anything else, `kept` (verl, AReaL's M2PO).
         opsm_delta: Tokens of a sample with A < 0 are dropped where the mean of old - current
             log-probs is above it; None for no such mask.
+        opsm_source: Those `old` log-probs, or those of the `rollout` (TRL).
         kl_loss_coef: Coefficient of the KL in the loss.
         kl_loss_estimator: As `kl.estimator`.
         kl_loss_clamp: Bounds of that estimate.
         kl_loss_log_ratio_clamp: Bounds of the log ratio that it is made of.
-        kl_loss_weighted: Whether it is multiplied by the ratio of current to old probabilities.
+        kl_loss_weighted: Whether it is multiplied by a ratio of probabilities.
+        kl_loss_weight: Which: current to `old` (slime), to `rollout` (NeMo-RL), or the `ratio` of
+            the loss (TRL).
         fragments: What the mean over the tokens of a sample divides by: its `own` trained tokens,
             or those of all fragments of its trajectory, `shared`; a mean over samples then divides
             by trajectories.
+        mean_over: Whether a mean is taken over its whole `scope`, or over each `micro-batch` and
+            then over these (verl's legacy actor, TRL bnpo).
+        micro_batch_weight: What each of these counts: `equal`, by its `rows`, or its `tokens`.
+        token_count: What a mean over tokens divides by: the `trained` ones, or of each sample
+            `at-least-one` (slime).
         denominator_rows: Samples that count in a mean over samples: `all`, or those
             `with-tokens`.
         constant_norm: What `constant-norm` divides by.
+        constant_norm_by_rows: Whether also by the samples (verl 0.9, TRL).
     """
 
     eps_clip: float = number(0.2)
@@ -75,32 +129,58 @@ class LossSettings:
     opsm: bool | None = flag(None)
     opd: bool | None = flag(None)
     per_token: bool | None = flag(None)
-    surrogate: str = name(
-        "ppo-clip", "cispo", "sapo", "gmpo", "vespo", "m2po", "kl-cov", "reinforce", "dppo"
-    )
+    surrogate: str = name("ppo-clip", *SURROGATES)
     ratio: str = name("token", "sequence-mean", "sequence-sum", "one")
     log_ratio_clamp: Interval | None = interval(None)
+    sequence_log_ratio_clamp: Interval | None = interval(None)
+    advantage_level: str = name("token", "sequence-mean")
     dual_clip: float | None = number(None)
+    dual_side: str = name("negative", "both")
     cispo_bounds: str = name("two-sided", "by-sign", "upper-absolute")
     sapo_tau_pos: float = number(1.0)
     sapo_tau_neg: float = number(1.05)
+    vespo_k_pos: float = number(2.0)
+    vespo_lambda_pos: float = number(3.0)
+    vespo_k_neg: float = number(3.0)
+    vespo_lambda_neg: float = number(2.0)
     m2po_kl2_budget: float = number(0.01)
     kl_cov_fraction: float = number(0.0002)
     kl_cov_coef: float = number(0.1)
+    dppo_measure: str = name("difference", "binary-kl")
+    dppo_rule: str = name("by-sign", "absolute")
+    dppo_form: str = name("ratio", "log-prob")
+    dppo_ratio_cap: float | None = number(None)
+    dppo_adv_tau: float = number(1.0)
     dppo_kl_tau: float = number(1e-3)
-    correction: str = name(
-        "none", "tis", "icepop", "sequence-tis", "sequence-mask", "geometric-mask"
-    )
+    dro_beta: float = number(0.1)
+    correction: str = name("none", *CORRECTIONS)
     correction_bounds: Interval | None = interval(None)
+    correction_log_clamp: Interval | None = interval(None)
+    correction_norm: str = name("none", "token", "sequence")
+    correction_norm_over: str = name("cohort", "micro-batch")
+    rejection: str = name("none", "ratio", "k1", "k2", "k3")
+    rejection_level: str = name("token", "sum", "mean", "max")
+    rejection_bounds: Interval | None = interval(None)
+    rejection_reverse: bool = flag(False)
+    rejection_log_clamp: Interval | None = interval(None)
+    veto: float | None = number(None)
+    m2_threshold: float | None = number(None)
+    rejection_denominator: str = name("original", "kept")
     opsm_delta: float | None = number(None)
+    opsm_source: str = name("old", "rollout")
     kl_loss_coef: float = number(0.0)
     kl_loss_estimator: str = name("k1", "k2", "k3", "low_var_kl", "abs")
     kl_loss_clamp: Interval | None = interval(None)
     kl_loss_log_ratio_clamp: Interval | None = interval(None)
     kl_loss_weighted: bool = flag(False)
+    kl_loss_weight: str = name("old", "rollout", "ratio")
     fragments: str = name("own", "shared")
+    mean_over: str = name("scope", "micro-batch")
+    micro_batch_weight: str = name("equal", "rows", "tokens")
+    token_count: str = name("trained", "at-least-one")
     denominator_rows: str = name("all", "with-tokens")
     constant_norm: float | None = number(None)
+    constant_norm_by_rows: bool = flag(False)
 
     def __post_init__(self) -> None:
         if self.eps_clip_high is None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from trajreplay.schema.contracts import Capability
 from trajreplay.stages.reuse import UserKernel
 
+Needs = tuple[tuple[str, ...], tuple[str, ...]]  # columns read, outputs compared
 LOG_PROB_SOURCES = {"old": "old_log_probs", "rollout": "rollout_log_probs"}
 
 

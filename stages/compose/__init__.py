@@ -7,13 +7,16 @@ from trajreplay.stages.compose.advantages import (
     kl_tokens,
 )
 from trajreplay.stages.compose.bounded import plain_errors, plain_terms
-from trajreplay.stages.compose.losses import policy_terms, value_terms
+from trajreplay.stages.compose.losses import PolicyTerms, policy_terms, value_terms
 from trajreplay.stages.compose.rewards import RewardInputs, processed_rewards
 from trajreplay.stages.compose.rounding import evaluation_slack
+from trajreplay.stages.compose.surrogates import LossInputs
 
 __all__ = [
     "AdvantageInputs",
     "Estimate",
+    "LossInputs",
+    "PolicyTerms",
     "RewardInputs",
     "estimate_advantages",
     "evaluation_slack",

@@ -16,8 +16,9 @@ from trajreplay.stages.compose.advantages import (
     estimate_advantages,
     kl_tokens,
 )
-from trajreplay.stages.compose.losses import policy_terms, value_terms
+from trajreplay.stages.compose.losses import PolicyTerms, policy_terms, value_terms
 from trajreplay.stages.compose.rewards import RewardInputs, processed_rewards
+from trajreplay.stages.compose.surrogates import LossInputs
 from trajreplay.stages.kernels import segment_sum, seq_mean_token_mean
 
 # Five samples: a group of four and a lone one, whose reward is large; the second is truncated.
@@ -102,27 +103,36 @@ def _advantage(settings: Settings) -> Tensor:
 
 def _loss(settings: Settings) -> Tensor:
     loss, mask = settings.loss, torch.tensor(_MASK) != 0
-    terms = policy_terms(loss, _columns(), mask, _offsets())
+    found = policy_terms(loss, LossInputs(_columns(), mask, _offsets()))
+    terms = found.terms
     coefs = {"pg_loss": 1.0, "kl_loss": loss.kl_loss_coef, "entropy_loss": -loss.entropy_coef}
     tokens = sum(coef * terms[name] for name, coef in coefs.items() if name in terms)
     assert isinstance(tokens, Tensor)
-    return _aggregated(settings, tokens)
+    return _aggregated(settings, tokens, found)
 
 
 def _value(settings: Settings) -> Tensor:
     return _aggregated(settings, value_terms(settings.value, _columns())["value_loss"])
 
 
-def _aggregated(settings: Settings, tokens: Tensor) -> Tensor:
+def _aggregated(settings: Settings, tokens: Tensor, found: PolicyTerms | None = None) -> Tensor:
     loss, mask = settings.loss, torch.tensor(_MASK).double()
-    means = seq_mean_token_mean(tokens, mask, _offsets())
+    counted = mask if found is None else found.counted.double()
+    counts = segment_sum(counted, _offsets())
+    means = seq_mean_token_mean(
+        tokens,
+        mask if found is None else found.summed.double(),
+        _offsets(),
+        denominator=counts.clamp(min=1.0),
+    )
     if loss.aggregation == "constant-norm":
-        return means.numerator.sum() / float(loss.constant_norm or 1.0)
+        rows = len(_LENGTHS) if loss.constant_norm_by_rows else 1
+        return means.numerator.sum() / (float(loss.constant_norm or 1.0) * rows)
     by_mean = loss.aggregation == "seq-mean-token-mean"
     total = (means.mean if by_mean else means.numerator).sum()
     if loss.batch_reduction == "sum":
         return total
-    return total / (mask.sum() if loss.aggregation == "token-mean" else len(_LENGTHS))
+    return total / (counts.sum() if loss.aggregation == "token-mean" else len(_LENGTHS))
 
 
 def _columns() -> dict[str, Tensor]:

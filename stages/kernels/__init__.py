@@ -25,6 +25,7 @@ from trajreplay.stages.kernels.correction import (
     normalised_weights,
 )
 from trajreplay.stages.kernels.counts import shared_tokens, trained_tokens
+from trajreplay.stages.kernels.dppo import dppo_gate, dppo_loss
 from trajreplay.stages.kernels.estimators import (
     broadcast_advantages,
     distillation_advantages,
@@ -33,7 +34,7 @@ from trajreplay.stages.kernels.estimators import (
     pass_at_k_rewards,
 )
 from trajreplay.stages.kernels.gae import Gae, gae_advantages, length_adaptive_lambda
-from trajreplay.stages.kernels.gates import GatedLoss, dppo_loss, kl_cov_loss, sapo_loss
+from trajreplay.stages.kernels.gates import GatedLoss, kl_cov_loss, sapo_loss
 from trajreplay.stages.kernels.groups import constant_groups
 from trajreplay.stages.kernels.kl import approx_kl, approx_kl_error
 from trajreplay.stages.kernels.kl_loss import weighted_kl
@@ -108,6 +109,7 @@ __all__ = [
     "discounted_returns",
     "distillation_advantages",
     "divergence_keep",
+    "dppo_gate",
     "dppo_loss",
     "gae_advantages",
     "gmpo_loss",

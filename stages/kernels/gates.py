@@ -1,15 +1,12 @@
-"""Policy losses that gate tokens otherwise than by a ratio's bounds: SAPO, DPPO, KL-Cov."""
+"""Policy losses that gate tokens otherwise than by bounds: SAPO softly, KL-Cov by covariance."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from trajreplay.stages.kernels.options import check_option
 from trajreplay.stages.kernels.segments import check_shapes
 from trajreplay.stages.kernels.sets import TokenSets
-
-RULES = ("by-sign", "absolute")
 
 # Relax counts a token of SAPO as clipped where the slope of its gate, 1 at a ratio of 1, is less.
 SAPO_SLOPE = 0.9
@@ -59,70 +56,6 @@ def sapo_loss(
     gate = torch.sigmoid(tau * (log_ratio.exp() - 1.0))
     gated = 4.0 * gate * (1.0 - gate) < SAPO_SLOPE
     return GatedLoss(-(4.0 / tau) * gate * advantages, gated.to(gate.dtype))
-
-
-def dppo_loss(
-    log_probs: Tensor,
-    rollout_log_probs: Tensor,
-    advantages: Tensor,
-    *,
-    low: float = 0.2,
-    high: float = 0.2,
-    rule: str = "by-sign",
-    adv_tau: float = 1.0,
-    kl_tau: float = 1e-3,
-) -> GatedLoss:
-    """Score each token unless its probability moved too far from the rollout's.
-
-        pg_loss = -(1 - gated) adv_tau A exp(l) + kl_tau l^2      l = log pi - log rollout
-        by-sign: gated = p - q > high if A > 0 else p - q < -low      p, q: the probabilities
-        absolute: gated = p - q > high or p - q < -low
-
-    Args:
-        log_probs: (N,) float. Log-probability of each token under the current policy. Nat.
-        rollout_log_probs: (N,) float. The same where it was sampled. Nat.
-        advantages: (N,) float. Dimensionless.
-        low: How far a probability may fall. Dimensionless.
-        high: How far it may rise. Dimensionless.
-        rule: `by-sign` or `absolute`.
-        adv_tau: Weight of the advantages. Dimensionless.
-        kl_tau: Weight of the squared log-ratio. Per squared nat.
-
-    Returns:
-        Two (N,) tensors in the dtype of the inputs. Dimensionless.
-
-    Raises:
-        StageError: The inputs differ in length, or the rule is neither.
-
-    Conventions:
-        prime-rl's default; its `ipo` is the absolute rule with 0.1 on both sides. An advantage of
-        0 has the bound of negative ones. The squared log-ratio is not halved, is taken against
-        the rollout, and stays where the token is gated. prime-rl divides the sum over all tokens
-        by their global count. Masks are not looked at.
-
-    Source:
-        prime-rl, `default_loss_fn`; DPPO 2026, arXiv:2602.04879.
-
-    >>> log_probs, rollout = torch.tensor([-0.2, -2.0]), torch.tensor([-0.6, -2.1])
-    >>> dppo_loss(log_probs, rollout, torch.ones(2)).gated
-    tensor([1., 0.])
-    """
-    check_shapes(
-        "dppo_loss",
-        log_probs=(log_probs, "N"),
-        rollout_log_probs=(rollout_log_probs, "N"),
-        advantages=(advantages, "N"),
-    )
-    check_option("dppo_loss", "rule", rule, RULES)
-    moved = log_probs.exp() - rollout_log_probs.exp()
-    rises, falls = moved > high, moved < -low
-    gated = rises | falls
-    if rule == "by-sign":
-        gated = torch.where(advantages > 0.0, rises, falls)
-    difference = log_probs - rollout_log_probs
-    gain = torch.where(gated, 0.0, adv_tau * advantages * difference.exp())
-    loss = kl_tau * difference.square() - gain
-    return GatedLoss(loss, gated.to(loss.dtype))
 
 
 def kl_cov_loss(

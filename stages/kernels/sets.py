@@ -115,3 +115,12 @@ class TokenSets:
     def _place(self, order: Tensor) -> Tensor:
         first = self.count.cumsum(0).sub(self.count).long()
         return torch.arange(order.numel(), device=order.device) - self.spread(first)[order]
+
+
+def number_of_sets(index: Tensor | None) -> int:
+    """How many sets (S,) samples are numbered into; None is one set of all.
+
+    >>> number_of_sets(torch.tensor([0, 2, 1]))
+    3
+    """
+    return 1 if index is None or not index.numel() else int(index.max()) + 1

@@ -3,7 +3,8 @@
 It shares no code with the kernels: each rule is written from what the frameworks publish.
 """
 
-from tests.helpers.composed_losses import LossTrainer, Rows, clamped, divergence, float32
+from tests.helpers.composed_corrections import Rows, clamped, float32
+from tests.helpers.composed_losses import LossTrainer, divergence
 from tests.helpers.reference_advantages import (
     discounted_returns,
     gae,

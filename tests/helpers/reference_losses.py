@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 Floats = Sequence[float]
 
@@ -85,7 +86,7 @@ def sapo_loss(log_ratio: float, advantage: float, *, tau_pos: float, tau_neg: fl
     return -4.0 / tau * advantage / (1.0 + exp(-tau * (exp(log_ratio) - 1.0)))
 
 
-def dppo_loss(
+def dppo_gated(
     log_prob: float,
     rollout: float,
     advantage: float,
@@ -93,14 +94,30 @@ def dppo_loss(
     low: float,
     high: float,
     rule: str,
+    measure: str = "difference",
+) -> bool:
+    """Whether the probability of a token moved too far."""
+    p, q = exp(log_prob), exp(rollout)
+    moved = abs(p - q)
+    if measure == "binary-kl":
+        moved = q * (rollout - log_prob) + (1 - q) * math.log((1 - q + 1e-8) / (1 - p + 1e-8))
+    rises, falls = moved > high and p > q, moved > low and p < q
+    if rule == "by-sign":
+        return rises if advantage > 0 else falls
+    return rises or falls
+
+
+def dppo_loss(
+    log_prob: float,
+    rollout: float,
+    advantage: float,
+    *,
     adv_tau: float,
     kl_tau: float,
+    **gate: Any,
 ) -> tuple[float, bool]:
     """Score a token unless its probability moved too far: loss and gated."""
-    moved = exp(log_prob) - exp(rollout)
-    gated = moved > high or moved < -low
-    if rule == "by-sign":
-        gated = moved > high if advantage > 0 else moved < -low
+    gated = dppo_gated(log_prob, rollout, advantage, **gate)
     gain = 0.0 if gated else adv_tau * advantage * exp(log_prob - rollout)
     return kl_tau * (log_prob - rollout) ** 2 - gain, gated
 

@@ -11,6 +11,9 @@ from torch import Tensor
 from tests.oracles.aggregation import MODES, aggregate
 from tests.oracles.frameworks import Verl, compared_strings
 from tests.oracles.padded import Batch, assert_rounded, batches
+from trajreplay.schema import LossSettings
+from trajreplay.stages.compose.corrections import kept_tokens, rollout_weights
+from trajreplay.stages.compose.surrogates import LossInputs
 from trajreplay.stages.kernels import (
     DivergenceKeep,
     bound_weights,
@@ -132,6 +135,58 @@ def test_rejected_tokens_are_those_of_verl(verl: Verl, option: str, batch: Batch
     assert_rounded(
         metrics[f"rollout_rs_{option}_mean"], mean, size=expected.criterion * batch.flat_mask
     )
+
+
+CORRECTIONS = {
+    ("token", None): "tis",
+    ("token", LOW): "icepop",
+    ("sequence", None): "sequence-tis",
+    ("sequence", LOW): "sequence-mask",
+}
+
+
+def given_of(batch: Batch) -> LossInputs:
+    """Columns whose old against rollout log-probs are the weights of the other tests."""
+    columns = {
+        "old_log_probs": batch.packed(batch.log_probs),
+        "rollout_log_probs": batch.packed(batch.old_log_probs),
+    }
+    return LossInputs(columns, batch.flat_mask > 0, batch.offsets)
+
+
+@pytest.mark.parametrize("norm", ["none", "same"])
+@pytest.mark.parametrize(("level", "low"), CORRECTIONS)
+@given(batch=batches())
+def test_settings_give_the_weights_of_kernels(
+    level: str, low: float | None, norm: str, batch: Batch
+) -> None:
+    settings = LossSettings(
+        correction=CORRECTIONS[level, low],
+        correction_bounds=(-math.inf if low is None else low, HIGH),
+        correction_log_clamp=CLAMP,
+        correction_norm="none" if norm == "none" else level,
+    )
+    found = rollout_weights(settings, given_of(batch))
+    assert found is not None
+    assert found.equal(weights_of(batch, level=level, low=low, normalise=norm != "none"))
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@given(batch=batches())
+def test_settings_give_the_rejections_of_kernels(option: str, batch: Batch) -> None:
+    statistic, _, metric = option.rpartition("_")
+    k1_bounds = tuple(map(math.log, K1_BOUNDS))
+    settings = LossSettings(
+        rejection=metric,
+        rejection_level=STATISTICS[statistic],
+        rejection_bounds=(k1_bounds[0], k1_bounds[1]) if metric == "k1" else (-math.inf, HIGH),
+        rejection_reverse=True,
+        rejection_log_clamp=CLAMP,
+        rejection_denominator="kept",
+    )
+    found = kept_tokens(settings, given_of(batch))
+    assert found is not None
+    assert found.equal(kept(batch, option).keep & (batch.flat_mask > 0))
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)

@@ -1,5 +1,6 @@
 """Every policy loss that verl registers, with a drawn aggregation, weights and bounds."""
 
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -13,10 +14,12 @@ from torch import Tensor
 from tests.oracles.aggregation import MODES, aggregate
 from tests.oracles.frameworks import Verl
 from tests.oracles.padded import Batch, assert_rounded, batches
+from trajreplay.schema import LossSettings
+from trajreplay.stages.compose import LossInputs, policy_terms
 from trajreplay.stages.kernels import (
     cispo_loss,
     clip_loss,
-    dppo_loss,
+    dppo_gate,
     gmpo_loss,
     importance_weights,
     kl_cov_loss,
@@ -35,6 +38,12 @@ CLAMP = (-20.0, 20.0)
 LOW, HIGH, DUAL = 0.1875, 0.28125, 3.0
 KL_COV_FRACTION, KL_COV_COEF = 0.25, 0.125
 DRO_BETA = 0.25
+DPPO: dict[str, Any] = {
+    "surrogate": "dppo",
+    "dppo_form": "log-prob",
+    "dppo_ratio_cap": DUAL,
+    "log_ratio_clamp": CLAMP,
+}
 # kl_cov gates the largest covariances: those nearer than this may change places by rounding.
 LEAST_GAP = 1e-3
 
@@ -69,14 +78,19 @@ def vanilla(batch: Batch) -> Loss:
     return Loss(tokens.pg_loss, tokens.clipped)
 
 
-def dppo(batch: Batch) -> Loss:
+def dppo(batch: Batch, measure: str = "difference") -> Loss:
     log_probs, advantages = batch.packed(batch.log_probs), batch.packed(batch.advantages)
     old = batch.packed(batch.old_log_probs)
-    gated = dppo_loss(log_probs, old, advantages, low=LOW, high=HIGH).gated
+    bounds: dict[str, Any] = {"low": LOW, "high": HIGH}
+    gated = dppo_gate(log_probs, old, advantages, measure=measure, **bounds)
+    wide = dppo_gate(
+        log_probs.double(), old.double(), advantages.double(), measure=measure, **bounds
+    )
+    assume(gated.equal(wide))  # else rounding decides
     weighted = cispo_loss(
         log_probs, ratio(batch), advantages, bounds="upper-absolute", eps_clip_high=DUAL
     )
-    return Loss(weighted.pg_loss * (1.0 - gated), gated)
+    return Loss(torch.where(gated, 0.0, weighted.pg_loss), gated.float())
 
 
 def gspo(batch: Batch) -> Loss:
@@ -135,6 +149,7 @@ def kl_cov(batch: Batch) -> Loss:
 
 CASES = {
     "cispo": Case(cispo),
+    "dppo_kl": Case(lambda batch: dppo(batch, "binary-kl")),
     "dppo_tv": Case(dppo),
     "dro": Case(dro, {"dro_beta": DRO_BETA}),
     "gpg": Case(gpg),
@@ -149,7 +164,6 @@ ELSEWHERE = {
 }
 LEFT_OUT = {
     "clip_cov": "draws the tokens that it leaves out at random",
-    "dppo_kl": "no kernel gates by the binary KL divergence; dppo_loss has the difference only",
 }
 
 
@@ -194,7 +208,42 @@ def test_losses_are_those_of_verl(
     assert_rounded(found, expected, size=tokens)
 
 
-@pytest.mark.parametrize("name", ["cispo", "dppo_tv", "vanilla"])
+# What a user names to say the same; `ratio` and bounds are those of the other cases.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "cispo": {"surrogate": "cispo", "log_ratio_clamp": CLAMP},
+    "dppo_kl": {**DPPO, "dppo_measure": "binary-kl"},
+    "dppo_tv": DPPO,
+    "dro": {"surrogate": "dro", "dro_beta": DRO_BETA},
+    "gpg": {"surrogate": "reinforce"},
+    "gspo": {"ratio": "sequence-mean", "sequence_log_ratio_clamp": (-math.inf, 10.0)},
+    "kl_cov": {
+        "surrogate": "kl-cov",
+        "kl_cov_fraction": KL_COV_FRACTION,
+        "kl_cov_coef": KL_COV_COEF,
+    },
+    "sapo": {"surrogate": "sapo", "log_ratio_clamp": CLAMP},
+    "vanilla": {"dual_clip": DUAL, "log_ratio_clamp": CLAMP},
+}
+
+
+def test_every_case_can_be_named_by_settings() -> None:
+    assert SETTINGS.keys() == CASES.keys()
+
+
+@pytest.mark.parametrize("name", sorted(SETTINGS))
+@given(batch=batches())
+def test_settings_give_the_losses_of_kernels(name: str, batch: Batch) -> None:
+    names = ("log_probs", "old_log_probs", "advantages")
+    columns = {one: batch.packed(getattr(batch, one)) for one in names}
+    settings = LossSettings(eps_clip=LOW, eps_clip_high=HIGH, **SETTINGS[name])
+    found = policy_terms(settings, LossInputs(columns, batch.flat_mask > 0, batch.offsets))
+    expected = CASES[name].tokens(batch)
+    assert_rounded(found.terms["pg_loss"], expected.tokens, size=expected.tokens)
+    if expected.clipped is not None:
+        assert found.terms["pg_clipfrac"].equal(expected.clipped)
+
+
+@pytest.mark.parametrize("name", ["cispo", "dppo_kl", "dppo_tv", "vanilla"])
 @given(batch=batches())
 def test_clip_fractions_are_those_of_verl(verl: Verl, name: str, batch: Batch) -> None:
     _, metrics = of_verl(verl, name, batch, "token-mean", None)

@@ -1,5 +1,6 @@
 """Every setting beyond V1: what it makes of a training passes, and under it another does not."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,24 @@ REWARD, KL, ESTIMATE = "reward.post_process", "advantage.kl", "advantage.estimat
 POLICY, VALUE = "loss.policy", "loss.value"
 LEAVE_ONE_OUT = {"reward.baseline": "leave-one-out"}
 BOUNDS = {"loss.correction_bounds": (0.9, 1.05)}
+RAW = {"loss.correction": "tis", "loss.correction_bounds": (0.0, math.inf)}
+KEPT = {"loss.rejection_bounds": (0.97, 1.02)}
+RS = {
+    "loss.rejection_bounds": (-0.02, 0.01),
+    "loss.rejection_reverse": True,
+    "loss.rejection_log_clamp": (-20.0, 20.0),
+    "loss.rejection_denominator": "kept",
+}
+SMALL = {"loss.rejection_bounds": (-math.inf, 1e-3)}
+MEAN = {"loss.batch_reduction": "mean"}
+BATCHES = {
+    "loss.aggregation": "token-mean",
+    "loss.mean_over": "micro-batch",
+    "loss.micro_batch_weight": "tokens",
+    "loss.rejection_denominator": "kept",
+    **MEAN,
+}
+DPPO = {"loss.surrogate": "dppo", "loss.dppo_form": "log-prob", "loss.dppo_ratio_cap": 1.1}
 RETURNS = {"advantage.estimator": "reinforce++", "advantage.gamma": 0.9}
 GAE = {"advantage.estimator": "gae", "advantage.gamma": 0.99, "advantage.lam": 0.95}
 WHITE = {"advantage.whiten": "cohort"}
@@ -73,6 +92,15 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "gspo": ({"loss.ratio": "sequence-mean"}, POLICY),
     "sequence sum": ({"loss.ratio": "sequence-sum"}, POLICY),
     "on policy": ({"loss.ratio": "one"}, POLICY),
+    "gspo, clamped": (
+        {"loss.ratio": "sequence-mean", "loss.sequence_log_ratio_clamp": (-0.05, 0.05)},
+        POLICY,
+    ),
+    "gspo of areal": (
+        {"loss.ratio": "sequence-mean", "loss.advantage_level": "sequence-mean", **RETURNS},
+        ESTIMATE,
+    ),
+    "delta of trl": ({"loss.dual_clip": 1.05, "loss.dual_side": "both"}, POLICY),
     "cispo": ({"loss.surrogate": "cispo"}, POLICY),
     "cispo by sign": ({"loss.surrogate": "cispo", "loss.cispo_bounds": "by-sign"}, POLICY),
     "cispo of trl": ({"loss.surrogate": "cispo", "loss.cispo_bounds": "upper-absolute"}, POLICY),
@@ -82,15 +110,70 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "kl-cov": ({"loss.surrogate": "kl-cov", "loss.kl_cov_fraction": 0.3}, POLICY),
     "vespo": ({"loss.surrogate": "vespo"}, POLICY),
     "reinforce": ({"loss.surrogate": "reinforce"}, POLICY),
+    "vespo, other shapes": (
+        {"loss.surrogate": "vespo", "loss.vespo_k_pos": 1.0, "loss.vespo_lambda_neg": 1.0},
+        POLICY,
+    ),
+    "vespo with weights": ({"loss.surrogate": "vespo", **RAW}, POLICY),
+    "dro": ({"loss.surrogate": "dro", "loss.dro_beta": 0.5}, POLICY),
     "dppo": ({"loss.surrogate": "dppo", "loss.old_source": "rollout"}, POLICY),
+    "ipo": (
+        {"loss.surrogate": "dppo", "loss.old_source": "rollout", "loss.dppo_rule": "absolute"},
+        POLICY,
+    ),
+    "dppo-tv of verl": ({**DPPO, "loss.log_ratio_clamp": (-20.0, 20.0)}, POLICY),
+    "dppo-kl of verl": ({**DPPO, "loss.dppo_measure": "binary-kl", "loss.eps_clip": 0.01}, POLICY),
+    "proximal policy": ({**RAW, "loss.ratio": "token"}, POLICY),
     "tis": ({"loss.correction": "tis", **BOUNDS}, POLICY),
     "icepop": ({"loss.correction": "icepop", **BOUNDS}, POLICY),
     "sequence tis": ({"loss.correction": "sequence-tis", **BOUNDS}, POLICY),
     "sequence mask": ({"loss.correction": "sequence-mask", **BOUNDS}, POLICY),
     "geometric mask": ({"loss.correction": "geometric-mask", **BOUNDS}, POLICY),
+    "geometric tis": ({"loss.correction": "geometric-tis", **BOUNDS}, POLICY),
+    "geometric icepop": ({"loss.correction": "geometric-icepop", **BOUNDS}, POLICY),
+    "weights of clamped logarithms": ({**RAW, "loss.correction_log_clamp": (-0.01, 0.01)}, POLICY),
+    "weights by their mean": ({**RAW, "loss.correction_norm": "token"}, POLICY),
+    "weights by the mean of a batch": (
+        {**RAW, "loss.correction_norm": "sequence", "loss.correction_norm_over": "micro-batch"},
+        POLICY,
+    ),
+    "rejected tokens": ({"loss.rejection": "ratio", **KEPT}, POLICY),
+    "rejected samples": (
+        {"loss.rejection": "ratio", "loss.rejection_level": "mean", **KEPT},
+        POLICY,
+    ),
+    "rejected by k1, as verl": ({**RS, "loss.rejection": "k1"}, POLICY),
+    "rejected by k2 of a sample": (
+        {**RS, "loss.rejection": "k2", "loss.rejection_level": "sum", **SMALL},
+        POLICY,
+    ),
+    "rejected by the worst k3": (
+        {**RS, "loss.rejection": "k3", "loss.rejection_level": "max", **SMALL},
+        POLICY,
+    ),
+    "mis with veto": ({"loss.rejection": "ratio", **KEPT, **RAW, "loss.veto": 0.95}, POLICY),
+    "veto": ({"loss.veto": 0.98}, POLICY),
+    "m2po of areal": ({"loss.m2_threshold": 1e-4, **BATCHES}, POLICY),
     "opsm": ({"loss.opsm_delta": 1e-4}, POLICY),
+    "opsm against the rollout": (
+        {"loss.opsm_delta": 1e-4, "loss.opsm_source": "rollout"},
+        POLICY,
+    ),
     "kl loss": ({"loss.kl_loss_coef": 0.1, "loss.kl_loss_estimator": "k3"}, POLICY),
     "kl loss weighted": ({"loss.kl_loss_coef": 0.1, "loss.kl_loss_weighted": True}, POLICY),
+    "kl loss against the rollout": (
+        {"loss.kl_loss_coef": 0.1, "loss.kl_loss_weighted": True, "loss.kl_loss_weight": "rollout"},
+        POLICY,
+    ),
+    "kl loss by the ratio": (
+        {
+            "loss.kl_loss_coef": 0.1,
+            "loss.kl_loss_weighted": True,
+            "loss.kl_loss_weight": "ratio",
+            "loss.ratio": "sequence-mean",
+        },
+        POLICY,
+    ),
     "token mean": ({"loss.aggregation": "token-mean", "loss.batch_reduction": "mean"}, POLICY),
     "token sum": ({"loss.aggregation": "token-mean"}, POLICY),
     "sequence sums": (
@@ -98,6 +181,35 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
         POLICY,
     ),
     "constant norm": ({"loss.aggregation": "constant-norm", "loss.constant_norm": 16.0}, POLICY),
+    "constant norm and samples": (
+        {
+            "loss.aggregation": "constant-norm",
+            "loss.constant_norm": 16.0,
+            "loss.constant_norm_by_rows": True,
+        },
+        POLICY,
+    ),
+    "tokens by micro-batch": (
+        {"loss.aggregation": "token-mean", "loss.mean_over": "micro-batch", **MEAN},
+        POLICY,
+    ),
+    "samples by micro-batch": (
+        {"loss.mean_over": "micro-batch", "loss.micro_batch_weight": "tokens", **MEAN},
+        POLICY,
+    ),
+    "sums by micro-batch": (
+        {
+            "loss.aggregation": "seq-mean-token-sum",
+            "loss.mean_over": "micro-batch",
+            "loss.micro_batch_weight": "rows",
+            **MEAN,
+        },
+        POLICY,
+    ),
+    "an empty sample is a token": (
+        {"loss.aggregation": "token-mean", "loss.token_count": "at-least-one", **MEAN},
+        POLICY,
+    ),
     "rows with tokens": (
         {"loss.denominator_rows": "with-tokens", "loss.batch_reduction": "mean"},
         POLICY,
@@ -115,6 +227,8 @@ def _shares(seed: int = 0) -> dict[int, list[Sample]]:
     samples = drawn(WAY, seed=seed)
     samples[1].mask = [0] * samples[1].length
     for one in samples:
+        for name in ("rollout_log_probs", "old_log_probs", "ref_log_probs", "log_probs"):
+            one.columns[name] = one.columns[name].clamp(max=-0.01)  # a probability is at most 1
         for name, spread in (("old_values", 0.5), ("values", 0.6)):
             drift = numbers.normal(0.0, spread, one.length)
             one.columns[name] = torch.tensor(drift, dtype=torch.float32)

@@ -50,6 +50,36 @@ def _replayed(
     [
         ({"loss.surrogate": "dppo", "loss.ratio": "one"}, "'dppo'"),
         ({"loss.surrogate": "cispo", "loss.dual_clip": 1.05}, "loss.dual_clip"),
+        ({"loss.dppo_ratio_cap": 2.0}, "loss.dppo_ratio_cap"),
+        ({"loss.sequence_log_ratio_clamp": (-1.0, 1.0)}, "loss.sequence_log_ratio_clamp"),
+        ({"loss.correction": "geometric-tis"}, "loss.correction_bounds"),
+        ({"loss.correction_norm": "token"}, "loss.correction_norm"),
+        (
+            {
+                "loss.surrogate": "vespo",
+                "loss.correction": "sequence-tis",
+                "loss.correction_bounds": (0.0, 2.0),
+            },
+            "'vespo'",
+        ),
+        ({"loss.rejection": "k3"}, "loss.rejection_bounds"),
+        ({"loss.rejection": "k3", "loss.rejection_bounds": (-math.inf, math.inf)}, "have no end"),
+        ({"loss.rejection_bounds": (0.5, 2.0)}, "loss.rejection is 'none'"),
+        ({"loss.rejection_denominator": "kept"}, "nothing rejects"),
+        ({"loss.veto": 0.0}, "loss.veto"),
+        ({"loss.m2_threshold": -1.0}, "loss.m2_threshold"),
+        ({"loss.mean_over": "micro-batch"}, "loss.batch_reduction"),
+        ({"loss.token_count": "at-least-one"}, "loss.aggregation"),
+        ({"loss.constant_norm_by_rows": True}, "loss.constant_norm_by_rows"),
+        (
+            {
+                "loss.surrogate": "reinforce",
+                "loss.kl_loss_coef": 0.1,
+                "loss.kl_loss_weighted": True,
+                "loss.kl_loss_weight": "ratio",
+            },
+            "loss.kl_loss_weight",
+        ),
         ({"loss.dual_clip": -1.0}, "loss.dual_clip"),
         ({"loss.surrogate": "sapo", "loss.sapo_tau_pos": 0.0}, "loss.sapo_tau_pos"),
         ({"loss.eps_clip": -0.5}, "loss.eps_clip"),
@@ -178,18 +208,54 @@ def test_a_stride_that_the_rows_do_not_fill_is_no_group(lake: Lake) -> None:
     assert {one.field for one in found.divergences} == {"group_size"}
 
 
+UNCAPTURED = "micro-batch of samples was not captured"
+
+
 @pytest.mark.parametrize(
-    ("surrogate", "reason"),
-    [("clip-cov", "at random"), ("m2po", "micro-batch of samples was not captured")],
+    ("told", "reason"),
+    [
+        ({"loss.surrogate": "clip-cov"}, "at random"),
+        ({"loss.surrogate": "m2po"}, UNCAPTURED),
+        ({"loss.m2_threshold": 0.04}, UNCAPTURED),
+        ({"loss.mean_over": "micro-batch", "loss.batch_reduction": "mean"}, UNCAPTURED),
+        (
+            {
+                "loss.correction": "tis",
+                "loss.correction_bounds": (0.0, 2.0),
+                "loss.correction_norm": "token",
+                "loss.correction_norm_over": "micro-batch",
+            },
+            UNCAPTURED,
+        ),
+    ],
 )
 def test_what_takes_more_than_was_captured_is_only_shown(
-    lake: Lake, surrogate: str, reason: str
+    lake: Lake, told: dict[str, Any], reason: str
 ) -> None:
     def change(shares: dict[int, list[Sample]], scalars: Scalars) -> None:
         for one in (one for own in shares.values() for one in own):
             one.micro_batch_id = None
 
-    cohort = _replayed(lake, {}, {"loss.surrogate": surrogate}, change)
+    cohort = _replayed(lake, {}, told, change)
     found = the_stage(cohort, "loss.policy")
     assert (found.verdict, found.capability) == ("inspect-only", "inspect-only")
     assert reason in found.message
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"loss.m2_threshold": 1e-4},
+        {"loss.surrogate": "kl-cov", "loss.kl_cov_fraction": 0.3},
+        {
+            "loss.correction": "tis",
+            "loss.correction_bounds": (0.0, 2.0),
+            "loss.correction_norm": "token",
+        },
+    ],
+)
+def test_what_other_samples_decide_waits_for_all_of_them(lake: Lake, told: dict[str, Any]) -> None:
+    _replayed(lake, told)
+    part = the_stage(the_cohort(lake.replay(groups=["g-0"])), "loss.policy")
+    assert (part.verdict, part.compared) == ("skipped", 0)
+    assert "--closure cohort" in part.message

@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ from hypothesis import strategies as st
 from tests.helpers import reference_losses
 from tests.helpers.packed import Packed, float32s, packed, pools
 from trajreplay.schema import StageError
-from trajreplay.stages.kernels.gates import RULES, dppo_loss, kl_cov_loss, sapo_loss
+from trajreplay.stages.kernels.dppo import MEASURES, RULES, dppo_loss
+from trajreplay.stages.kernels.gates import kl_cov_loss, sapo_loss
 
 ADVANTAGES = st.sampled_from([0.0, 1.0, -1.0]) | float32s(-5.0, 5.0)
 RATIOS = st.lists(st.tuples(float32s(-30.0, 30.0) | float32s(-1.0, 1.0), ADVANTAGES), max_size=15)
@@ -25,14 +27,17 @@ def test_sapo_equals_a_loop(tokens: list[tuple[float, float]], tau: tuple[float,
     assert found.pg_loss.tolist() == pytest.approx(expected, rel=1e-12, abs=1e-300)
 
 
+@pytest.mark.parametrize("measure", MEASURES)
 @pytest.mark.parametrize("rule", RULES)
 @given(tokens=PAIRS)
-def test_dppo_equals_a_loop(rule: str, tokens: list[tuple[float, float, float]]) -> None:
+def test_dppo_equals_a_loop(
+    rule: str, measure: str, tokens: list[tuple[float, float, float]]
+) -> None:
     columns = torch.tensor(tokens, dtype=torch.float64).reshape(-1, 3).T
-    found = dppo_loss(*columns, low=0.13, high=0.21, rule=rule, adv_tau=0.7, kl_tau=0.01)
+    options: dict[str, Any] = {"low": 0.13, "high": 0.21, "rule": rule, "measure": measure}
+    found = dppo_loss(*columns, **options, adv_tau=0.7, kl_tau=0.01)
     expected = [
-        reference_losses.dppo_loss(*token, low=0.13, high=0.21, rule=rule, adv_tau=0.7, kl_tau=0.01)
-        for token in tokens
+        reference_losses.dppo_loss(*token, **options, adv_tau=0.7, kl_tau=0.01) for token in tokens
     ]
     assert found.pg_loss.tolist() == pytest.approx([one[0] for one in expected], rel=1e-9)
     assert found.gated.tolist() == [one[1] for one in expected]

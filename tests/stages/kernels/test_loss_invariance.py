@@ -18,7 +18,8 @@ from trajreplay.stages.kernels.correction import (
     normalised_weights,
 )
 from trajreplay.stages.kernels.counts import shared_tokens, trained_tokens
-from trajreplay.stages.kernels.gates import dppo_loss, kl_cov_loss, sapo_loss
+from trajreplay.stages.kernels.dppo import dppo_loss
+from trajreplay.stages.kernels.gates import kl_cov_loss, sapo_loss
 from trajreplay.stages.kernels.kl_loss import weighted_kl
 from trajreplay.stages.kernels.m2po import m2po_keep, m2po_loss
 from trajreplay.stages.kernels.masked import sample_values

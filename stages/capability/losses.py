@@ -1,0 +1,206 @@
+"""What the V2 matrix says of losses: what contradicts itself, and what they read and write."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from math import isfinite, isnan
+
+from trajreplay.schema.settings import LossSettings, Settings
+from trajreplay.stages.capability.ability import LOG_PROB_SOURCES, Needs
+
+_OF_BATCHES = ("m2po", "kl-cov")
+_OF_SAMPLES = ("gmpo", "vespo")
+
+
+def _by_micro_batch(loss: LossSettings) -> str:
+    """The setting that acts on micro-batches; empty if none does."""
+    if loss.surrogate in _OF_BATCHES:
+        return f"loss.surrogate is {loss.surrogate!r}"
+    if loss.m2_threshold is not None:
+        return "loss.m2_threshold is stated"
+    normed = loss.correction != "none" and loss.correction_norm != "none"
+    if normed and loss.correction_norm_over == "micro-batch":
+        return "loss.correction_norm_over is 'micro-batch'"
+    return _over_batches(loss)
+
+
+def _over_batches(loss: LossSettings) -> str:
+    """The setting by which means are taken over micro-batches; empty if they are not."""
+    if loss.mean_over == "micro-batch" and loss.batch_reduction == "mean":
+        return "loss.mean_over is 'micro-batch'"
+    return ""
+
+
+def only_inspected(stage: str, loss: LossSettings, columns: Collection[str]) -> str:
+    """Why a loss can be looked at and not recomputed; empty if it can."""
+    policy = stage == "loss.policy"
+    if policy and loss.surrogate == "clip-cov":
+        return "loss.surrogate is 'clip-cov', which chooses tokens at random"
+    acting = _by_micro_batch(loss) if policy else _over_batches(loss)
+    if acting and "micro_batch_id" not in columns:
+        return f"{acting}, and the micro-batch of samples was not captured"
+    return ""
+
+
+def takes_whole(loss: LossSettings) -> bool:
+    """Whether samples of other groups enter the policy loss of one."""
+    normed = loss.correction != "none" and loss.correction_norm != "none"
+    return loss.surrogate in _OF_BATCHES or loss.m2_threshold is not None or normed
+
+
+def loss_contradictions(settings: Settings) -> Iterator[str]:
+    """Why a policy loss cannot be in force as stated."""
+    loss = settings.loss
+    stated = (
+        ("use_kl_loss", "kl_loss_coef", loss.kl_loss_coef != 0),
+        ("tis", "correction", loss.correction != "none"),
+        ("opsm", "opsm_delta", loss.opsm_delta is not None),
+        ("per_token", "aggregation", loss.aggregation == "token-mean"),
+    )
+    for flag, field, on in stated:
+        said = getattr(loss, flag)
+        if said is not None and said != on:
+            yield f"loss.{flag} is {said} and loss.{field} is {getattr(loss, field)!r}"
+    if loss.opd:
+        yield "loss.opd is True; v2 does not recompute the distillation term of the loss"
+    no_ratio = loss.surrogate == "reinforce"
+    if loss.kl_loss_weighted and loss.kl_loss_weight == "ratio" and no_ratio:
+        yield "loss.kl_loss_weight is 'ratio' and loss.surrogate is 'reinforce', which has none"
+    yield from _of_surrogates(loss)
+    yield from _of_corrections(loss)
+    yield from _of_means(loss)
+
+
+def _of_surrogates(loss: LossSettings) -> Iterator[str]:
+    if loss.dual_clip is not None and (loss.surrogate != "ppo-clip" or loss.dual_clip <= 0):
+        yield f"loss.dual_clip is {loss.dual_clip:g} and loss.surrogate is {loss.surrogate!r}"
+    plain_ratio = loss.dppo_form == "ratio" and loss.log_ratio_clamp is not None
+    if loss.surrogate == "dppo" and (loss.ratio != "token" or plain_ratio):
+        yield "loss.surrogate is 'dppo', and loss.ratio or loss.log_ratio_clamp is stated"
+    if loss.dppo_ratio_cap is not None and (
+        loss.surrogate != "dppo" or loss.dppo_form != "log-prob" or loss.dppo_ratio_cap <= 0
+    ):
+        yield (
+            f"loss.dppo_ratio_cap is {loss.dppo_ratio_cap:g}; it bounds from above 0 the ratio of "
+            "'dppo' in the form 'log-prob'"
+        )
+    of_sequences = loss.ratio.startswith("sequence")
+    if loss.surrogate in (*_OF_SAMPLES, *_OF_BATCHES) and of_sequences:
+        yield f"loss.surrogate is {loss.surrogate!r} and loss.ratio is {loss.ratio!r}"
+    if loss.sequence_log_ratio_clamp is not None and not of_sequences:
+        yield f"loss.sequence_log_ratio_clamp is stated and loss.ratio is {loss.ratio!r}"
+    if loss.surrogate == "gmpo" and loss.aggregation != "seq-mean-token-mean":
+        yield f"loss.surrogate is 'gmpo' and loss.aggregation is {loss.aggregation!r}"
+    if min(loss.eps_clip, loss.eps_clip_high or 0.0) < 0:
+        yield f"loss.eps_clip, loss.eps_clip_high are {loss.eps_clip:g}, {loss.eps_clip_high}"
+    if loss.surrogate == "sapo" and min(loss.sapo_tau_pos, loss.sapo_tau_neg) <= 0:
+        yield f"loss.sapo_tau_pos, _neg are {loss.sapo_tau_pos:g}, {loss.sapo_tau_neg:g}"
+
+
+def _of_corrections(loss: LossSettings) -> Iterator[str]:
+    off = loss.correction == "none"
+    if not off and loss.correction_bounds is None:
+        yield f"loss.correction is {loss.correction!r} and loss.correction_bounds are not stated"
+    if off and (loss.correction_norm != "none" or loss.correction_log_clamp is not None):
+        yield "loss.correction_norm or loss.correction_log_clamp is stated and loss.correction not"
+    if loss.surrogate == "vespo" and loss.correction.startswith(("sequence", "geometric")):
+        yield (
+            f"loss.surrogate is 'vespo', which takes weights of tokens, and loss.correction is "
+            f"{loss.correction!r}"
+        )
+    bounds = loss.rejection_bounds
+    if loss.rejection != "none" and (bounds is None or not any(map(isfinite, bounds))):
+        yield f"loss.rejection is {loss.rejection!r} and loss.rejection_bounds have no end"
+    if loss.rejection == "none" and bounds is not None:
+        yield "loss.rejection_bounds are stated and loss.rejection is 'none'"
+    for name in ("veto", "m2_threshold"):
+        found = getattr(loss, name)
+        if found is not None and found <= 0:
+            yield f"loss.{name} is {found:g}, expected more than 0"
+    rejects = loss.rejection != "none" or loss.veto is not None or loss.m2_threshold is not None
+    if loss.rejection_denominator == "kept" and not rejects:
+        yield "loss.rejection_denominator is 'kept' and nothing rejects"
+    for name in _INTERVALS:
+        found = getattr(loss, name)
+        if found is not None and any(map(isnan, found)):
+            yield f"loss.{name} is {found}, expected a lower and a higher bound"
+
+
+_INTERVALS = (
+    "log_ratio_clamp",
+    "sequence_log_ratio_clamp",
+    "correction_bounds",
+    "correction_log_clamp",
+    "rejection_bounds",
+    "rejection_log_clamp",
+    "kl_loss_clamp",
+    "kl_loss_log_ratio_clamp",
+)
+
+
+def _of_means(loss: LossSettings) -> Iterator[str]:
+    if loss.aggregation == "constant-norm" and not loss.constant_norm:
+        yield "loss.aggregation is 'constant-norm' and loss.constant_norm is not stated"
+    if loss.constant_norm is not None and loss.constant_norm <= 0:
+        yield f"loss.constant_norm is {loss.constant_norm:g}, expected more than 0"
+    if loss.constant_norm_by_rows and loss.aggregation != "constant-norm":
+        yield f"loss.constant_norm_by_rows is true and loss.aggregation is {loss.aggregation!r}"
+    if loss.fragments == "shared" and loss.aggregation != "seq-mean-token-mean":
+        yield f"loss.fragments are 'shared' and loss.aggregation is {loss.aggregation!r}"
+    if loss.token_count == "at-least-one" and loss.aggregation != "token-mean":
+        yield f"loss.token_count is 'at-least-one' and loss.aggregation is {loss.aggregation!r}"
+    if loss.mean_over == "micro-batch":
+        if loss.batch_reduction != "mean":
+            yield f"loss.mean_over is 'micro-batch' and loss.batch_reduction is {'sum'!r}"
+        if loss.fragments == "shared":
+            yield "loss.mean_over is 'micro-batch' and loss.fragments are 'shared'"
+        if loss.aggregation == "constant-norm":
+            yield "loss.mean_over is 'micro-batch' and loss.aggregation is 'constant-norm'"
+
+
+def value_contradictions(settings: Settings) -> Iterator[str]:
+    """Why a value loss cannot be in force as stated."""
+    for name in ("clip", "huber_delta"):
+        found = getattr(settings.value, name)
+        if found is not None and found <= 0:
+            yield f"value.{name} is {found:g}, expected more than 0"
+    yield from _of_means(settings.loss)
+
+
+def policy_needs(settings: Settings, columns: Collection[str]) -> Needs:
+    """Columns that a policy loss reads, and the scalars that it is held against."""
+    loss = settings.loss
+    reads = dict.fromkeys(["log_probs", "advantages"])
+    # On policy the ratio is 1 whatever was stored; REINFORCE has none.
+    if loss.ratio != "one" and loss.surrogate != "reinforce":
+        reads[LOG_PROB_SOURCES[loss.old_source]] = None
+    rejects = loss.rejection != "none" or loss.veto is not None or loss.m2_threshold is not None
+    if loss.correction != "none" or rejects:
+        reads |= dict.fromkeys(("old_log_probs", "rollout_log_probs"))
+    if loss.opsm_delta is not None:
+        reads[LOG_PROB_SOURCES[loss.opsm_source]] = None
+    if loss.kl_loss_weighted and loss.kl_loss_weight != "ratio":
+        reads[LOG_PROB_SOURCES[loss.kl_loss_weight]] = None
+    if loss.kl_loss_coef:
+        reads["ref_log_probs"] = None
+    if loss.fragments == "shared":
+        reads["trajectory_id"] = None
+    if _by_micro_batch(loss):
+        reads["micro_batch_id"] = None
+    scalars = ["loss", "pg_loss"]
+    # Without a bonus the loss does not read the entropy, so a capture may leave it out.
+    if loss.entropy_coef != 0 or "entropy" in columns:
+        reads["entropy"] = None
+        scalars.append("entropy_loss")
+    if loss.ratio != "one" and loss.surrogate == "ppo-clip":
+        scalars += ["pg_clipfrac", "ppo_kl"]
+    if loss.kl_loss_coef:
+        scalars.append("kl_loss")
+    return tuple(reads), tuple(scalars)
+
+
+def value_needs(settings: Settings, columns: Collection[str]) -> Needs:
+    """Columns that a value loss reads, and the scalars that it is held against."""
+    old = ("old_values",) if settings.value.clip is not None else ()
+    batch = ("micro_batch_id",) if _over_batches(settings.loss) else ()
+    return ("values", *old, "returns", *batch), ("value_loss",)

@@ -1,0 +1,148 @@
+"""Samples on ranks, what each weighs against the sampler, and what is rejected: plain loops."""
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+
+from tests.helpers import reference_means
+from tests.helpers.cohorts import Shares
+from tests.helpers.reference_losses import m2po_kept
+from tests.helpers.trainer import Sample
+from trajreplay import Settings
+
+Rows = list[list[float]]
+LEVELS = {
+    "tis": ("token", "truncate"),
+    "icepop": ("token", "zero"),
+    "sequence-tis": ("sequence", "truncate"),
+    "sequence-mask": ("sequence", "zero"),
+    "geometric-tis": ("geometric", "truncate"),
+    "geometric-icepop": ("geometric", "zero"),
+    "geometric-mask": ("token", "zero"),
+}
+
+
+def clamped(value: float, bounds: tuple[float, float] | None) -> float:
+    """A value within bounds, where there are some."""
+    return value if bounds is None else min(max(value, bounds[0]), bounds[1])
+
+
+def float32(values: Sequence[float]) -> torch.Tensor:
+    """Values as a training in float32 records them."""
+    return torch.tensor(values, dtype=torch.float64).float()
+
+
+class LossRows:
+    """Samples on their ranks, and what a loss makes of train against rollout probabilities.
+
+    Args:
+        settings: The arithmetic.
+        shares: The samples of each rank, in row order.
+    """
+
+    def __init__(self, settings: Settings, shares: Shares) -> None:
+        self.settings = settings
+        self.shares = shares
+        self.samples: list[Sample] = [one for own in shares.values() for one in own]
+        self.ranks = [rank for rank, own in shares.items() for _ in own]
+
+    def column(self, name: str) -> Rows:
+        """A token column of every sample."""
+        return [one.columns[name].double().tolist() for one in self.samples]
+
+    @property
+    def masks(self) -> Rows:
+        """The loss mask of every sample."""
+        return [[float(m) for m in one.mask] for one in self.samples]
+
+    @property
+    def batches(self) -> list[int]:
+        """The micro-batch of every sample, numbered over all ranks."""
+        keys = [
+            (rank, str(one.micro_batch_id))
+            for rank, one in zip(self.ranks, self.samples, strict=True)
+        ]
+        return [sorted(set(keys)).index(one) for one in keys]
+
+    @cached_property
+    def summed(self) -> Rows:
+        """The mask of what enters sums: without what is rejected."""
+        loss, flat = self.settings.loss, _flat(self.masks)
+        gaps, lengths = _flat(self._gaps), [one.length for one in self.samples]
+        keep = [m != 0 for m in flat]
+        if loss.rejection != "none":
+            assert loss.rejection_bounds is not None
+            judged = reference_means.criterion(
+                gaps,
+                flat,
+                lengths,
+                metric=loss.rejection,
+                statistic=loss.rejection_level,
+                reverse=loss.rejection_reverse,
+                clamp=loss.rejection_log_clamp or (-math.inf, math.inf),
+            )
+            low, high = loss.rejection_bounds
+            keep = [k and low <= one <= high for k, one in zip(keep, judged, strict=True)]
+        if loss.veto is not None:
+            kept = reference_means.vetoed(gaps, flat, lengths, threshold=loss.veto)
+            keep = [a and b for a, b in zip(keep, kept, strict=True)]
+        if loss.m2_threshold is not None:
+            of_token = [b for b, n in zip(self.batches, lengths, strict=True) for _ in range(n)]
+            small: set[int] = set()
+            for batch in set(of_token):
+                mine = [t for t, b in enumerate(of_token) if b == batch and flat[t]]
+                small |= m2po_kept(gaps, mine, threshold=loss.m2_threshold)
+            keep = [k and t in small for t, k in enumerate(keep)]
+        return self._rows([float(one) for one in keep])
+
+    @property
+    def counted(self) -> Rows:
+        """The mask of what means divide by."""
+        kept = self.settings.loss.rejection_denominator == "kept"
+        return self.summed if kept else self.masks
+
+    @property
+    def _gaps(self) -> Rows:
+        pairs = zip(self.column("old_log_probs"), self.column("rollout_log_probs"), strict=True)
+        return [[o - r for o, r in zip(*pair, strict=True)] for pair in pairs]
+
+    @cached_property
+    def weights(self) -> Rows:
+        """What every token is multiplied by for having been sampled by another engine."""
+        loss = self.settings.loss
+        assert loss.correction_bounds is not None
+        low, high = loss.correction_bounds
+        gaps, mask = _flat(self._gaps), _flat(self.counted)
+        lengths = [one.length for one in self.samples]
+        clamp = loss.correction_log_clamp or (-math.inf, math.inf)
+        level, action = LEVELS[loss.correction]
+        raw = reference_means.importance_weights(gaps, mask, lengths, level=level, clamp=clamp)
+        judged = raw
+        if loss.correction == "geometric-mask":
+            judged = reference_means.importance_weights(
+                gaps, mask, lengths, level="geometric", clamp=clamp
+            )
+        bounded = [
+            reference_means.bound_weight(w, c, low=low, high=high, action=action)[0]
+            for w, c in zip(raw, judged, strict=True)
+        ]
+        if loss.correction_norm != "none":
+            by_batch = loss.correction_norm_over == "micro-batch"
+            index = self.batches if by_batch else [0] * len(lengths)
+            bounded = reference_means.normalised(
+                bounded, mask, lengths, index, level=loss.correction_norm
+            )
+        return self._rows(bounded)
+
+    def _rows(self, flat: Sequence[float]) -> Rows:
+        found, start = [], 0
+        for one in self.samples:
+            found.append(list(flat[start : start + one.length]))
+            start += one.length
+        return found
+
+
+def _flat(rows: Rows) -> list[float]:
+    return [one for row in rows for one in row]
