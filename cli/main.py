@@ -14,12 +14,17 @@ from trajreplay.cli.options import LAKE_HELP, Session
 from trajreplay.cli.sink import SinkError
 from trajreplay.cli.verb import EXIT_CODES, HELP, write_exit_codes
 
-# Verb: (module, the first sentence of its help). The modules are loaded when a verb is called.
+# Verb: (module, the first sentence of its help). The modules are loaded when a verb is called; one
+# whose name Python keeps for itself says after a colon what it is called there.
 VERBS = {
     "init": ("trajreplay.cli.init", "Make a new, empty lake."),
     "demo": (
         "trajreplay.cli.demo.command",
         "Train a tiny policy on two ranks, capture it, replay it, and find the fault put into it.",
+    ),
+    "import": (
+        "trajreplay.cli.importing:import_files",
+        "Import files that another tool left, each whole or not at all.",
     ),
     "info": ("trajreplay.cli.overview", "Show what a lake holds, a row for each attempt."),
     "inspect": ("trajreplay.cli.overview", "Show who wrote each capture, and what is in it."),
@@ -49,7 +54,8 @@ class Verbs(click.Group):
         """Load one verb."""
         if cmd_name not in VERBS:
             return None
-        command = getattr(importlib.import_module(VERBS[cmd_name][0]), cmd_name)
+        module, _, name = VERBS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), name or cmd_name)
         assert isinstance(command, click.Command)
         return command
 

@@ -211,6 +211,20 @@ class SettingChange(click.ParamType[tuple[str, Any]]):
             self.fail(f"{error.message}. {error.hint}".rstrip(), param, ctx)
 
 
+class ImportKind(click.ParamType[str]):
+    """What a file of another tool is."""
+
+    name = "KIND"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Refuse a name that is none, and list those that are."""
+        from trajreplay.capture.importers import kinds
+
+        if value not in (there := kinds()):
+            self.fail(f"unknown kind {value!r}, expected one of {', '.join(there)}", param, ctx)
+        return str(value)
+
+
 class StageName(click.ParamType[str]):
     """The name of a stage."""
 
@@ -232,4 +246,12 @@ ATTEMPT = click.option(
     type=click.IntRange(min=0),
     metavar="N",
     help="Only this attempt of it. Default: the newest and what it was resumed from.",
+)
+IDS = click.option(
+    "--ids",
+    type=click.Choice(["rank", "global"]),
+    default="rank",
+    show_default=True,
+    help="What the sample, group and micro-batch ids of a bundle are local to: their rank, so that "
+    "s-0 of rank 1 becomes rank-1/s-0; or nothing, where a group lies on several ranks.",
 )

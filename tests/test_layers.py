@@ -46,7 +46,7 @@ RULES = {
     "stages/kernels": Rule("schema", "torch"),
     # numpy is the way of a buffer from Arrow to torch without a copy.
     "stages": Rule("schema query stages/kernels", "torch pyarrow numpy"),
-    "capture": Rule("schema writer", "torch pyarrow numpy msgpack", "", "*"),
+    "capture": Rule("schema schema/bundles writer", "torch pyarrow numpy msgpack", "", "*"),
     "cli": Rule("schema writer query stages capture lake __init__", "click rich", "*", "*"),
     # A training, loaded by the command that runs it: it may hold torch at the top.
     "cli/demo": Rule("schema writer capture lake __init__ cli", "click rich torch", "*", "*"),

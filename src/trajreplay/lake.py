@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import pyarrow
 
+    from trajreplay.capture.importers import ImportOptions, ImportReport
     from trajreplay.query import Catalog, Inspection, SqlQuery, ValidationReport
     from trajreplay.schema import (
         ParallelCoordinates,
@@ -155,6 +157,35 @@ class Lake:
             cohort_size=cohort_size,
             tolerances=tolerances,
         )
+
+    def import_files(
+        self,
+        kind: str,
+        *paths: str | os.PathLike[str],
+        options: ImportOptions | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> ImportReport:
+        """Import files that another tool left: each source whole, or refused by itself.
+
+        Args:
+            kind: What they are, such as `relax-bundle`.
+            paths: Files and folders.
+            options: What is said beside the files: the run, the attempt, what ids are local to.
+            progress: Called with the sources done and all of them.
+
+        Returns:
+            What became of each source; `report.refused`, `report.to_json()`.
+
+        Raises:
+            CaptureError: There is no such kind, a path is not there, or nothing of the kind is
+                at or below it.
+        """
+        from trajreplay.capture.importers import import_files, importer_of
+
+        found = [Path(one) for one in paths]
+        report = import_files(self._store, importer_of(kind), found, options, progress=progress)
+        self.refresh()
+        return report
 
     def sql(
         self,

@@ -1,0 +1,207 @@
+"""The import: every source read whole, checked, and committed as captures or refused by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trajreplay.capture.importers.registry import Importer, ImportOptions
+from trajreplay.schema.bundles.record import CaptureRecord
+from trajreplay.schema.bundles.unpickle import TensorValue
+from trajreplay.schema.errors import CaptureError, TrajReplayError
+from trajreplay.schema.layout import entry_path
+from trajreplay.schema.store import Store
+from trajreplay.writer import CaptureBuilder
+
+IMPORTED, UNCHANGED, REFUSED, CHECKED = "imported", "unchanged", "refused", "checked"
+
+
+@dataclass
+class ImportedSource:
+    """What became of one source.
+
+    Args:
+        path: The file or folder.
+        kind: What it was read as.
+        status: imported, unchanged (all of it was there), checked (nothing was written), refused.
+        captures: Its captures as (run, attempt, rollout, step, rank).
+        samples: Samples in them.
+        tokens: Response tokens in them.
+        problem: Why it was refused.
+        hint: What to do about it.
+        notes: What it holds that was not taken, or that was read with a remark.
+    """
+
+    path: str
+    kind: str
+    status: str = REFUSED
+    captures: list[tuple[str, int, int, int | None, int]] = field(default_factory=list)
+    samples: int = 0
+    tokens: int = 0
+    problem: str = ""
+    hint: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """All facts as JSON values."""
+        names = ("run_id", "attempt", "rollout_id", "step_id", "rank")
+        captures = [dict(zip(names, one, strict=True)) for one in self.captures]
+        return {**vars(self), "captures": captures}
+
+
+@dataclass
+class ImportReport:
+    """What became of every source of an import."""
+
+    sources: list[ImportedSource] = field(default_factory=list)
+
+    @property
+    def refused(self) -> list[ImportedSource]:
+        """The sources that were refused."""
+        return [one for one in self.sources if one.status == REFUSED]
+
+    @property
+    def exit_code(self) -> int:
+        """3 if anything was refused, else 0."""
+        return 3 if self.refused else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The stable JSON form."""
+        return {"format": 1, "sources": [one.to_json() for one in self.sources]}
+
+
+def import_files(
+    store: Store | None,
+    importer: Importer,
+    paths: Sequence[Path],
+    options: ImportOptions | None = None,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> ImportReport:
+    """Import what is at or below some paths.
+
+    Every source is read and checked whole before its first capture is committed; one that is
+    refused leaves nothing, and the others are imported. Done again, what is there stays as it is
+    and what is missing is added.
+
+    Args:
+        store: The lake; None to read and check without writing.
+        importer: The kind.
+        paths: Files and folders.
+        options: What is said beside the files.
+        progress: Called with the sources done and all of them.
+
+    Raises:
+        CaptureError: A path is not there, or nothing of this kind is at or below it.
+    """
+    options = options or ImportOptions()
+    sources = list(dict.fromkeys(source for path in paths for source in _found(importer, path)))
+    report = ImportReport()
+    for done, source in enumerate(sources, 1):
+        report.sources.append(_import_source(store, importer, source, options))
+        if progress is not None:
+            progress(done, len(sources))
+    return report
+
+
+def _found(importer: Importer, path: Path) -> Iterator[Path]:
+    if not path.exists():
+        raise CaptureError(f"{path} is not there", hint="Name the files or folders to import.")
+    found = list(importer.find(path))
+    if not found:
+        raise CaptureError(
+            f"{path}: nothing of the kind {importer.kind} is at or below it",
+            hint=f"It reads: {importer.doc}",
+        )
+    return iter(found)
+
+
+def _import_source(
+    store: Store | None, importer: Importer, source: Path, options: ImportOptions
+) -> ImportedSource:
+    result = ImportedSource(str(source), importer.kind)
+    try:
+        records = importer.read(source, options)
+        result.notes = list(dict.fromkeys(note for one in records for note in one.notes))
+        if store is None:
+            result.status = CHECKED
+        else:
+            result.status = _commit(store, records, options.attempt)
+    except TrajReplayError as error:
+        result.problem, result.hint = error.message, error.hint
+        return result
+    except (OSError, MemoryError, RecursionError) as error:
+        result.problem = f"{source} cannot be read: {str(error) or type(error).__name__}"
+        return result
+    for one in records:
+        step_id, rank = one.step_id, one.rank
+        result.captures.append((one.run_id, options.attempt, one.rollout_id, step_id, rank))
+        result.samples += len(one.samples)
+        result.tokens += one.tokens
+    return result
+
+
+def _commit(store: Store, records: Sequence[CaptureRecord], attempt: int) -> str:
+    """Commit the captures of one source, once all of them are known to be whole."""
+    builders = []
+    with ExitStack() as blocks:
+        for record in records:
+            builder = _builder(store, record, attempt)
+            _fill(builder, record)
+            builders.append(builder)
+        for builder in builders:
+            blocks.enter_context(builder)
+        there = [store.exists(entry_path(builder.key)) for builder in builders]
+    return UNCHANGED if all(there) else IMPORTED
+
+
+def _builder(store: Store, record: CaptureRecord, attempt: int) -> CaptureBuilder:
+    return CaptureBuilder(
+        store,
+        run_id=record.run_id,
+        rollout_id=record.rollout_id,
+        step_id=record.step_id,
+        rank=record.rank,
+        expected_ranks=record.expected_ranks,
+        settings=record.settings,
+        attempt=attempt,
+        producer=record.producer,
+        stages=record.stages,
+        redaction=record.redaction,
+        parallel=record.parallel,
+        tolerances=record.tolerances,
+    )
+
+
+def _fill(builder: CaptureBuilder, record: CaptureRecord) -> None:
+    builder.samples(record.samples, reward_dtype=record.reward_dtype)
+    for name, values in record.tensors.items():
+        origin = record.origins.get(name)
+        about = vars(origin) if origin is not None else {}
+        builder.tensor(name, _tensor(values), **about)
+    for one in record.scalars:
+        builder.expected(
+            one.stage,
+            scope=one.scope,
+            reduction=one.reduction,
+            scale=one.scale,
+            denominator=one.denominator,
+            micro_batch_id=one.micro_batch_id,
+            **one.fields,
+        )
+
+
+def _tensor(values: Any) -> Any:
+    """Values as the builder takes them; only torch has a dtype for the bits of bfloat16."""
+    if isinstance(values, list | tuple):
+        return [None if one is None else _tensor(one) for one in values]
+    if not isinstance(values, TensorValue):
+        return values
+    if values.dtype != "bfloat16":
+        return values.values
+    import torch
+
+    return torch.from_numpy(values.values.copy()).view(torch.bfloat16)

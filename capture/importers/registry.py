@@ -1,0 +1,99 @@
+"""The kinds of files that can be imported: those of this package, and those of entry points."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+
+from trajreplay.schema.bundles.record import BY_RANK, CaptureRecord
+from trajreplay.schema.errors import CaptureError
+
+GROUP = "trajreplay.importers"
+# Kind: where its importer is; loaded when it is asked for.
+BUILT_IN = {
+    "relax-bundle": "trajreplay.capture.importers.bundles:RELAX_BUNDLE",
+}
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """What a user says beside the files.
+
+    Args:
+        run: The run that the captures are of; what the files say, else the importer's choice.
+        attempt: The attempt that they are of.
+        ids: What sample, group and micro-batch ids are local to: `rank` or `global`.
+    """
+
+    run: str | None = None
+    attempt: int = 0
+    ids: str = BY_RANK
+
+
+@dataclass(frozen=True)
+class Importer:
+    """How one kind of files is read.
+
+    Args:
+        kind: Its name on the command line.
+        doc: What it reads, as one sentence.
+        find: The sources at or below a path: files or folders that are read each by itself.
+            Nothing for a path that is not of this kind; it opens no more than it needs to tell.
+        read: The captures of one source: all that belong together, or an error.
+    """
+
+    kind: str
+    doc: str
+    find: Callable[[Path], Iterable[Path]]
+    read: Callable[[Path, ImportOptions], Sequence[CaptureRecord]]
+
+
+def kinds() -> list[str]:
+    """Every kind that there is, those of entry points last."""
+    return [*BUILT_IN, *sorted(set(_entry_points()) - set(BUILT_IN))]
+
+
+def importer_of(kind: str) -> Importer:
+    """Load the importer of a kind.
+
+    Raises:
+        CaptureError: There is none, it cannot be loaded, or it is no importer.
+    """
+    if kind in BUILT_IN:
+        module, _, name = BUILT_IN[kind].partition(":")
+        found = getattr(importlib.import_module(module), name)
+        assert isinstance(found, Importer)
+        return found
+    points = _entry_points()
+    if kind not in points:
+        raise CaptureError(
+            f"unknown kind {kind!r}, expected one of {', '.join(kinds())}",
+            hint=f"Another is added by an entry point of the group {GROUP}.",
+        )
+    origin = points[kind].value
+    try:
+        loaded = points[kind].load()
+    except Exception as error:  # the code of another package may fail in any way
+        raise CaptureError(
+            f"the importer {kind!r} from {origin} cannot be loaded: {error}",
+            hint="Repair or uninstall the package that has it.",
+        ) from error
+    if not isinstance(loaded, Importer) or loaded.kind != kind:
+        raise CaptureError(
+            f"the entry point {kind!r} is {origin}, expected an Importer of that kind",
+            hint="Let it name an object Importer(kind=..., doc=..., find=..., read=...).",
+        )
+    return loaded
+
+
+def recognised(path: Path) -> list[Importer]:
+    """The importers that know what is at or below a path."""
+    found = map(importer_of, kinds())
+    return [one for one in found if next(iter(one.find(path)), None) is not None]
+
+
+def _entry_points() -> Mapping[str, EntryPoint]:
+    return {one.name: one for one in entry_points(group=GROUP)}

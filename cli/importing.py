@@ -1,0 +1,158 @@
+"""`trajreplay import`: files of other tools into captures of the lake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trajreplay.cli.options import (
+    IDS,
+    LAKE_HELP,
+    ImportKind,
+    Session,
+    find_lake,
+    output_options,
+)
+from trajreplay.cli.output import Output
+from trajreplay.cli.progress import ProgressBar
+from trajreplay.cli.text import counted
+from trajreplay.cli.verb import Verb
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from trajreplay.capture.importers import ImportReport
+
+
+@click.command(
+    name="import",
+    cls=Verb,
+    exit_codes={0: "All of it is in the lake.", 1: "", 3: "Something was refused."},
+    example="trajreplay import relax-bundle runs/replay-bundles",
+)
+@click.argument("kind", type=ImportKind(), help="What the files are.")
+@click.argument(
+    "paths",
+    nargs=-1,
+    required=True,
+    metavar="PATH...",
+    type=click.Path(exists=True, path_type=Path),
+    help="Files, or folders with any number of them.",
+)
+@click.option("--lake", "named", metavar="PATH", help=f"{LAKE_HELP} Made where it is missing.")
+@click.option("--run", metavar="ID", help="Run of the captures. Default: as the files say.")
+@click.option(
+    "--attempt",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Attempt of the captures.",
+)
+@IDS
+@click.option(
+    "-n", "--dry-run", is_flag=True, help="Read and check all of it. Default: and import it."
+)
+@output_options
+def import_files(
+    output: Output,
+    kind: str,
+    paths: tuple[Path, ...],
+    named: str | None,
+    dry_run: bool,
+    **options: Any,
+) -> None:
+    """Import files that another tool left, each whole or not at all.
+
+    What was imported before stays as it is, and what is missing is added: an import that was
+    interrupted is done again. The report says of every source what was taken, and why another was
+    refused.
+    """
+    from trajreplay.capture.importers import ImportOptions, import_files, importer_of
+    from trajreplay.schema.lakefile import create_lake
+
+    store = None if dry_run else create_lake(_target(named), exist_ok=True)
+    with ProgressBar("Importing", quiet=output.quiet) as progress:
+        report = import_files(
+            store, importer_of(kind), paths, ImportOptions(**options), progress=progress
+        )
+    write_import(report, output)
+    click.get_current_context().exit(report.exit_code)
+
+
+def write_import(report: ImportReport, output: Output) -> None:
+    """Write what became of each source, and on stderr what to do about those refused."""
+    if output.format == "json":
+        output.document(report.to_json())
+    elif output.format == "ndjson":
+        output.lines(one.to_json() for one in report.sources)
+    else:
+        output.rows(_rows(report), cell_width=None)
+    for note in (note for one in report.sources for note in one.notes):
+        output.note(f"Note: {note}")
+    for hint in dict.fromkeys(one.hint for one in report.refused if one.hint):
+        output.note(f"Hint: {hint}")
+    output.note(summary(report))
+
+
+def summary(report: ImportReport) -> str:
+    """How many sources came to what."""
+    counts = {one.status: 0 for one in report.sources}
+    for one in report.sources:
+        counts[one.status] += 1
+    found = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+    return f"{counted(len(report.sources), 'source')}: {found}"
+
+
+def _target(named: str | None) -> str:
+    """The lake to import into: one that is named or there, else a new one in ./lake."""
+    from trajreplay.schema import DatasetError
+
+    session = click.get_current_context().find_object(Session)
+    try:
+        return find_lake(named or (session.lake if session else None))
+    except DatasetError:
+        return "lake"
+
+
+def _rows(report: ImportReport) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.Table.from_pylist(
+        [
+            {
+                "status": one.status,
+                "source": one.path,
+                "captures": _named(one.captures),
+                "samples": one.samples,
+                "tokens": one.tokens,
+                "problem": one.problem or None,
+            }
+            for one in report.sources
+        ],
+        schema=pa.schema(
+            [
+                ("status", pa.string()),
+                ("source", pa.string()),
+                ("captures", pa.string()),
+                ("samples", pa.int64()),
+                ("tokens", pa.int64()),
+                ("problem", pa.string()),
+            ]
+        ),
+    )
+
+
+def _named(captures: Iterable[tuple[str, int, int, int | None, int]]) -> str:
+    """Captures as `run rollout 7 step 0 ranks 0, 1`, those of one set together."""
+    ranks: dict[tuple[str, int, int | None], list[int]] = {}
+    for run, _, rollout, step, rank in captures:
+        ranks.setdefault((run, rollout, step), []).append(rank)
+    return "; ".join(
+        f"{run} rollout {rollout}{'' if step is None else f' step {step}'} "
+        f"rank{'s' * (len(found) > 1)} {', '.join(map(str, found))}"
+        for (run, rollout, step), found in ranks.items()
+    )

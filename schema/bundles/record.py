@@ -1,0 +1,90 @@
+"""What a file of another tool says of one rank's capture, in this project's own terms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trajreplay.schema.contracts import StageContract
+from trajreplay.schema.entry import LogProbOrigin
+from trajreplay.schema.identity import ParallelCoordinates, ProducerInfo
+from trajreplay.schema.policy import Tolerance
+from trajreplay.schema.recompute import RecomputeConfig
+from trajreplay.schema.records import SampleRecord
+from trajreplay.schema.settings import Settings
+
+IDS = "ids"  # the fact of a producer that says what the ids of a capture are local to
+BY_RANK, GLOBAL = "rank", "global"
+
+
+@dataclass(frozen=True)
+class Scalars:
+    """Recorded results of one stage, with what they mean.
+
+    Args:
+        stage: The stage.
+        fields: The numbers by name; at scope sample one for each sample.
+        scope: sample, micro_batch, rank or global; None if unstated.
+        reduction: sum, mean or weighted-mean; None if unstated.
+        micro_batch_id: At scope micro_batch.
+        denominator: What a weighted mean divides by, by field.
+        scale: Factor already inside.
+    """
+
+    stage: str
+    fields: Mapping[str, Any]
+    scope: str | None = None
+    reduction: str | None = None
+    micro_batch_id: str | None = None
+    denominator: Mapping[str, float] | None = None
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class CaptureRecord:
+    """One rank's capture of a rollout or a step, as a reader of files hands it over.
+
+    Args:
+        run_id: The training job.
+        rollout_id: Round of sampling.
+        step_id: Optimizer step; None at rollout level.
+        rank: The process.
+        expected_ranks: Ranks of its capture set.
+        settings: The arithmetic in force, in full or in the short form.
+        samples: The samples in order.
+        tensors: Columns of tokens by name: packed, or one array a sample and None where it has
+            none.
+        scalars: Recorded results.
+        stages: What is claimed of each stage.
+        tolerances: The producer's own comparison, by stage.
+        origins: Where columns of log-probs came from.
+        producer: The program, and what else the files say that has no column.
+        parallel: Where the rank stands.
+        redaction: What may be kept of text.
+        reward_dtype: dtype in which the trainer computed the rewards.
+        notes: What the files hold and this record does not.
+    """
+
+    run_id: str
+    rollout_id: int
+    step_id: int | None
+    settings: Settings | RecomputeConfig
+    samples: tuple[SampleRecord, ...]
+    rank: int = 0
+    expected_ranks: tuple[int, ...] = (0,)
+    tensors: Mapping[str, Any] = field(default_factory=dict)
+    scalars: tuple[Scalars, ...] = ()
+    stages: tuple[StageContract, ...] = ()
+    tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
+    origins: Mapping[str, LogProbOrigin] = field(default_factory=dict)
+    producer: ProducerInfo = field(default_factory=ProducerInfo)
+    parallel: ParallelCoordinates = field(default_factory=ParallelCoordinates)
+    redaction: Mapping[str, str] = field(default_factory=dict)
+    reward_dtype: str = "float32"
+    notes: tuple[str, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """Response tokens of all samples."""
+        return sum(one.response_length for one in self.samples)
