@@ -133,6 +133,23 @@ def profiles() -> str:
     )
 
 
+def routes() -> str:
+    """The rules of router-replay traces."""
+    from trajreplay.query.routes import RULES
+
+    return table(
+        ("rule", "demands", "under"),
+        [
+            (
+                f"`{rule.name}`",
+                rule.demand + (" As far as previews go." if rule.by_previews else ""),
+                "both" if len(rule.contracts) > 1 else rule.contracts[0],
+            )
+            for rule in RULES
+        ],
+    )
+
+
 def _linked(found: re.Match[str]) -> str:
     return f"[{found[0]}](https://arxiv.org/abs/{found[1]})" if found[1] else found[0]
 
@@ -177,6 +194,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "stages": stages,
     "settings": settings,
     "profiles": profiles,
+    "routes": routes,
     "methods": methods,
     "names": names,
 }

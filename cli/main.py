@@ -33,6 +33,10 @@ VERBS = {
         "trajreplay.cli.replay",
         "Recompute every stage from reward to loss and name the first one that differs.",
     ),
+    "routes": (
+        "trajreplay.cli.routes",
+        "Check router-replay (R3) traces under a stated transport contract.",
+    ),
     "sql": ("trajreplay.cli.sql", "Ask a lake one question in SQL."),
     "profiles": (
         "trajreplay.cli.profiles",

@@ -42,7 +42,7 @@ RULES = {
     "schema": Rule("", "pyarrow numpy blake3 obstore"),
     "schema/bundles": Rule("schema", "pyarrow numpy blake3 obstore", "", "torch"),
     "writer": Rule("schema", "pyarrow numpy", "", "torch"),
-    "query": Rule("schema", "duckdb pyarrow polars"),
+    "query": Rule("schema schema/bundles", "duckdb pyarrow polars"),
     "stages/kernels": Rule("schema", "torch"),
     # numpy is the way of a buffer from Arrow to torch without a copy.
     "stages": Rule("schema query stages/kernels", "torch pyarrow numpy"),

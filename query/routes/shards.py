@@ -1,0 +1,292 @@
+"""Context-parallel shards: what each holds, that together they hold all, and routes by stage."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from trajreplay.query.routes.findings import RouteFindings
+from trajreplay.query.routes.identity import Composition, Solution, solve
+from trajreplay.query.routes.policy import RoutePolicy
+from trajreplay.query.routes.topology import Block, Topology
+from trajreplay.query.routes.trace import FETCH_STAGES, Batch, Trace
+from trajreplay.schema.bundles.r3.records import PayloadSample, Shard, TensorRecord
+
+
+@dataclass(frozen=True)
+class Held:
+    """A micro-batch of one block, with what was found out about it.
+
+    Args:
+        batch: The micro-batch.
+        block: The ranks that hold it.
+        shards: One for each context-parallel rank, in order.
+        fetched: What its ranks fetched for the stage, in order; empty under legacy-async.
+        composition: Which positions are where; None where that is not known.
+    """
+
+    batch: Batch
+    block: Block
+    shards: tuple[Shard, ...]
+    fetched: tuple[PayloadSample, ...]
+    composition: Composition | None
+
+
+def check_shards(
+    trace: Trace, topology: Topology, policy: RoutePolicy, say: RouteFindings
+) -> list[Held]:
+    """Check identities, counts and reassembly of every micro-batch whose shards are there."""
+    _check_shapes(trace, say)
+    found: list[Held] = []
+    solved: dict[object, Solution] = {}
+    fetched = _fetched(trace)
+    undecided = 0
+    for batch, shards in sorted(trace.shards.items()):
+        if batch.stage not in policy.stages:
+            continue
+        for block in topology.blocks:
+            if any(rank not in shards for rank in block.ranks):
+                continue  # cp.coverage says so
+            _check_peers(batch, block, shards, say)
+            first = tuple(shards[block.at(place)[0]] for place in range(topology.cp_size))
+            known = fetched.get((batch.stage, batch.step, block.ranks[0]), ())
+            held = _check_block(batch, block, first, known, solved, say)
+            undecided += held.composition is None
+            found.append(held)
+    if undecided and not say.has_failed("cp.reassembly"):
+        say.unverified(
+            "cp.reassembly",
+            f"{undecided} of {len(found)} micro-batches: the lengths in them are not known, so "
+            "that their hashes say which shards are equal, not which positions they hold",
+        )
+    _check_counts(trace, policy, say)
+    if not topology.blocks and trace.shards:
+        say.unverified("cp.reassembly", "ranks are not numbered as Megatron numbers them")
+    return found
+
+
+def _check_shapes(trace: Trace, say: RouteFindings) -> None:
+    """Routes, identities and tokens of a shard have the same rows; assignments have as many."""
+    wide = {shard.routes.shape[2:] for one in trace.shards.values() for shard in one.values()}
+    if len(wide) > 1:
+        say.fail("tensor.shape", f"shards differ in layers or choices: {sorted(wide)}")
+    for batch, shards in sorted(trace.shards.items()):
+        for rank, shard in sorted(shards.items()):
+            rows = shard.routes.shape[:2]
+            fits = len(shard.routes.shape) == 4
+            fits &= shard.identity is None or shard.identity.shape == (*rows, 3)
+            fits &= shard.input_ids is None or shard.input_ids.shape == rows
+            if not fits:
+                say.fail(
+                    "tensor.shape",
+                    f"{shard.origin.file}, line {shard.origin.line}: routes "
+                    f"{list(shard.routes.shape)}, identities and tokens of other rows",
+                    stage=batch.stage,
+                    rank=rank,
+                    microbatch=batch.microbatch,
+                )
+
+
+def _fetched(trace: Trace) -> dict[tuple[str, int, int], tuple[PayloadSample, ...]]:
+    found: dict[tuple[str, int, int], list[PayloadSample]] = defaultdict(list)
+    for one in trace.fetches:
+        stage = FETCH_STAGES.get(one.stage or "")
+        if stage and one.origin.rank is not None:
+            found[stage, one.trace_step, one.origin.rank].append(one)
+    return {
+        key: tuple(sorted(samples, key=lambda one: one.sample_idx))
+        for key, samples in found.items()
+    }
+
+
+def _check_peers(batch: Batch, block: Block, shards: dict[int, Shard], say: RouteFindings) -> None:
+    """Tensor ranks of one context-parallel rank hold the same shard."""
+    for start in range(0, len(block.ranks), block.tensor):
+        first, *others = block.ranks[start : start + block.tensor]
+        for rank in others:
+            if _content(shards[rank]) != _content(shards[first]):
+                say.fail(
+                    "cp.reassembly",
+                    f"ranks {first} and {rank} should hold the same shard of micro-batch "
+                    f"{batch.microbatch} in {batch.stage}, and do not",
+                    **_where(batch, shards[rank]),
+                )
+
+
+def _check_block(
+    batch: Batch,
+    block: Block,
+    shards: tuple[Shard, ...],
+    fetched: tuple[PayloadSample, ...],
+    solved: dict[object, Solution],
+    say: RouteFindings,
+) -> Held:
+    nothing = Held(batch, block, shards, fetched, None)
+    identities = tuple(shard.identity for shard in shards if shard.identity)
+    counts = [shard.verified for shard in shards]
+    if len(identities) < len(shards) or None in counts:
+        say.fail(
+            "cp.identity",
+            f"micro-batch {batch.microbatch} of {batch.stage}: token identities were not verified "
+            f"on every rank; set NRL_R3_TRACE_VERIFY_FORWARD=1",
+            **_where(batch, shards[0]),
+        )
+        return nothing
+    if not sum(count or 0 for count in counts):
+        say.fail(
+            "cp.identity",
+            f"micro-batch {batch.microbatch} of {batch.stage}: no token identity was verified on "
+            f"any of its {len(shards)} ranks",
+            **_where(batch, shards[0]),
+        )
+        return nothing
+    if _has_twins(batch, shards, say):
+        return nothing
+    lengths = tuple(one.valid_length for one in fetched) or None
+    key = (lengths, *(one.sha256 for one in identities))
+    if key not in solved:
+        solved[key] = solve(identities, lengths)
+    solution = solved[key]
+    for place in solution.mismatched:
+        shard = shards[place]
+        say.fail(
+            "cp.reassembly",
+            f"the shard of context-parallel rank {place} (rank {shard.origin.rank}) of micro-batch "
+            f"{batch.microbatch} in {batch.stage} is not what is left of it by the others: no "
+            "lengths and padding give its identities",
+            **_where(batch, shard),
+        )
+    if solution.composition:
+        _check_valid(batch, shards, solution.composition, say)
+    return Held(batch, block, shards, fetched, solution.composition)
+
+
+def _has_twins(batch: Batch, shards: tuple[Shard, ...], say: RouteFindings) -> bool:
+    """Look for positions that two ranks hold: equal identities, or equal rows in previews."""
+    found = False
+    rows = [_valid_rows(shard.identity) for shard in shards]
+    for place, shard in enumerate(shards):
+        for other in range(place):
+            before = shards[other]
+            equal = _hash(shard.identity) == _hash(before.identity)
+            common = rows[place] & rows[other]
+            if (equal and (shard.verified or before.verified)) or common:
+                found = True
+                say.fail(
+                    "cp.reassembly",
+                    f"context-parallel ranks {other} and {place} hold the same positions of "
+                    f"micro-batch {batch.microbatch} in {batch.stage}: others are nowhere",
+                    **_where(batch, shard),
+                )
+    return found
+
+
+def _check_valid(
+    batch: Batch, shards: tuple[Shard, ...], composition: Composition, say: RouteFindings
+) -> None:
+    for place, shard in enumerate(shards):
+        valid = sum(row[2] for row in composition.rows(place, len(shards)))
+        if shard.verified != valid:
+            say.fail(
+                "cp.reassembly",
+                f"rank {shard.origin.rank} verified {shard.verified} rows of micro-batch "
+                f"{batch.microbatch} in {batch.stage}, its shard has {valid}",
+                **_where(batch, shard),
+            )
+
+
+def _check_counts(trace: Trace, policy: RoutePolicy, say: RouteFindings) -> None:
+    """Shards of the same identities were counted alike, in whatever stage and on whatever rank."""
+    found: dict[str, list[tuple[int, Batch, Shard]]] = defaultdict(list)
+    for batch, shards in sorted(trace.shards.items()):
+        if batch.stage not in policy.stages:
+            continue
+        for shard in shards.values():
+            if shard.identity is None or shard.verified is None:
+                continue
+            rows = shard.identity.size // 3
+            known = len(_valid_rows(shard.identity)) if shard.identity.is_whole else None
+            wrong = shard.verified > rows or (known is not None and shard.verified != known)
+            if wrong and not _is_said(batch, shard, say):
+                say.fail(
+                    "cp.reassembly",
+                    f"rank {shard.origin.rank} verified {shard.verified} rows, its shard of "
+                    f"micro-batch {batch.microbatch} in {batch.stage} has {known or rows}",
+                    **_where(batch, shard),
+                )
+            found[shard.identity.sha256].append((shard.verified, batch, shard))
+    for alike in found.values():
+        most, where, _ = max(alike, key=lambda one: one[0])
+        for count, batch, shard in alike:
+            if count < most and not _is_said(batch, shard, say):
+                say.fail(
+                    "cp.reassembly",
+                    f"rank {shard.origin.rank} verified {count} rows of micro-batch "
+                    f"{batch.microbatch} in {batch.stage}, and {most} with the same identities in "
+                    f"{where.stage}",
+                    **_where(batch, shard),
+                )
+
+
+def check_stage_routes(trace: Trace, policy: RoutePolicy, say: RouteFindings) -> None:
+    """Train replays what prev-logprob replayed, where the same tokens can be told."""
+    if len(policy.stages) < 2:
+        return
+    before: dict[object, set[str]] = defaultdict(set)
+    for batch, shards in trace.shards.items():
+        for rank, shard in shards.items():
+            if batch.stage == "prev-logprob":
+                before[rank, _tokens(shard)].add(shard.routes.sha256)
+                before[_tokens(shard)].add(shard.routes.sha256)
+    unmatched = 0
+    for batch, shards in sorted(trace.shards.items()):
+        for rank, shard in sorted(shards.items()) if batch.stage == "train" else ():
+            tokens = _tokens(shard) if shard.input_ids and shard.identity else None
+            known = before.get((rank, tokens), before.get(tokens))
+            unmatched += known is None
+            if known is not None and shard.routes.sha256 not in known:
+                say.fail(
+                    "stage.routes",
+                    f"rank {rank} replays other routes for micro-batch {batch.microbatch} of train "
+                    "than prev-logprob did for the same tokens",
+                    **_where(batch, shard),
+                )
+    if unmatched:
+        say.unverified(
+            "stage.routes",
+            f"{unmatched} shards of train hold tokens that no shard of prev-logprob held alike",
+        )
+
+
+def _tokens(shard: Shard) -> object:
+    return shard.cp_rank, _hash(shard.input_ids), _hash(shard.identity)
+
+
+def _content(shard: Shard) -> object:
+    return _hash(shard.routes), _hash(shard.identity), _hash(shard.input_ids)
+
+
+def _hash(tensor: TensorRecord | None) -> str | None:
+    return None if tensor is None else tensor.sha256
+
+
+def _valid_rows(identity: TensorRecord | None) -> set[tuple[int, int]]:
+    """Positions of valid rows that a preview shows."""
+    values = () if identity is None else identity.preview
+    rows = zip(values[0::3], values[1::3], values[2::3], strict=False)
+    return {(sample, position) for sample, position, valid in rows if valid == 1}
+
+
+def _is_said(batch: Batch, shard: Shard, say: RouteFindings) -> bool:
+    where = _where(batch, shard)
+    return any(one.rule == "cp.reassembly" and one.where == where for one in say.found)
+
+
+def _where(batch: Batch, shard: Shard) -> dict[str, object]:
+    return {
+        "stage": batch.stage,
+        "trace_step": batch.step,
+        "microbatch": batch.microbatch,
+        "rank": shard.origin.rank,
+        "cp_rank": shard.cp_rank,
+    }
