@@ -1,0 +1,14 @@
+"""Train-versus-rollout statistics: how far the trainer's log-probs are from the sampler's."""
+
+from trajreplay.query.mismatch.measure import mismatch
+from trajreplay.query.mismatch.report import MismatchFinding, MismatchReport, statistic_rows
+from trajreplay.query.mismatch.statistics import STATISTICS, Statistic
+
+__all__ = [
+    "STATISTICS",
+    "MismatchFinding",
+    "MismatchReport",
+    "Statistic",
+    "mismatch",
+    "statistic_rows",
+]

@@ -1,0 +1,243 @@
+"""Measure the mismatch between trainer and sampler in one run or several."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Literal
+
+import pyarrow as pa
+
+from trajreplay.query.catalog import Catalog
+from trajreplay.query.connection import MEMORY_BYTES, connect_empty, interruptible
+from trajreplay.query.mismatch.captured import Reading
+from trajreplay.query.mismatch.compare import COMPARISON, comparison
+from trajreplay.query.mismatch.pair import DEFAULT_PAIR, Pair
+from trajreplay.query.mismatch.report import MismatchFinding, MismatchReport
+from trajreplay.query.mismatch.summary import Group, Summary, group_columns, schema, summarise
+from trajreplay.query.mismatch.sums import SumPlan, TokenSums
+from trajreplay.query.row_masks import SelectedSet
+from trajreplay.query.selection import Selected, Selection, select
+from trajreplay.schema.errors import DatasetError, QueryError, listed
+
+Level = Literal["step", "rollout"]
+DEFAULT_THRESHOLDS = (0.5, 1.0)
+DEFAULT_CAP = 2.0
+_SHOWN_STEPS = 3
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """One run: its statistics, the level that was read, the pair in words, findings."""
+
+    summary: Summary
+    level: str
+    pair: str
+    findings: tuple[MismatchFinding, ...]
+
+
+def mismatch(
+    catalog: Catalog,
+    selection: Selection | None = None,
+    *,
+    runs: Sequence[str] = (),
+    by: Sequence[Group] = (),
+    pair: str = DEFAULT_PAIR,
+    level: Level | None = None,
+    thresholds: Sequence[float] = DEFAULT_THRESHOLDS,
+    cap: float = DEFAULT_CAP,
+    any_version: bool = False,
+    memory_bytes: int = MEMORY_BYTES,
+    threads: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> MismatchReport:
+    """Statistics of the difference between the trainer's and the sampler's log-probs.
+
+    Args:
+        catalog: The lake.
+        selection: Which samples; all if omitted. Its run is one of `runs`.
+        runs: The runs, side by side, the first the one that others are compared with; all of the
+            lake if empty.
+        by: What the tokens of a run are grouped by: rollout, step, rank, weight_version, position
+            or length, the last two in powers of two from 256 on.
+        pair: The columns compared, `TRAINER:SAMPLER`.
+        level: Whether steps, as consumed, or rollouts are read; by default steps, where they or
+            their rollouts hold the pair.
+        thresholds: |d| beyond which tokens are counted, in nats.
+        cap: Where importance ratios are truncated.
+        any_version: Count tokens, too, that are known to be sampled by other weights than those
+            that recomputed them.
+        memory_bytes: What DuckDB may take before it spills.
+        threads: Threads of DuckDB; no result depends on it.
+        progress: Called with the capture sets read and all of them.
+
+    Returns:
+        Statistics by run and group, their comparison, and findings.
+
+    Raises:
+        QueryError: The selection is wrong or holds no pair.
+        DatasetError: One column is a copy of the other, or a file is not what its entry says.
+    """
+    wanted = selection or Selection()
+    names = list(dict.fromkeys(runs or ([wanted.run] if wanted.run else catalog.runs)))
+    if not names:
+        raise QueryError("the lake holds no run")
+    plan = _plan(by, thresholds, cap, any_version=any_version)
+    columns = Pair.parse(pair)
+    chosen = {one: select(catalog, replace(wanted, run=one)) for one in names}
+    done = 0
+    sets = sum(map(len, chosen.values()))
+    measured: dict[str, _Measured] = {}
+    for run_id, selected in chosen.items():
+
+        def count(number: int, before: int = done) -> None:
+            if progress is not None:
+                progress(before + number, sets)
+
+        reading = Reading(catalog, columns, by_length="length" in by, with_versions=plan.by_version)
+        with (
+            connect_empty(catalog.store.folder, memory_bytes, threads) as connection,
+            interruptible(connection) as run,
+        ):
+            sums = TokenSums(connection, run, plan)
+            measured[run_id] = _measure(run_id, selected, reading, sums, level, by, count)
+        done += len(selected)
+    rows = [row for one in measured.values() for row in one.summary.rows]
+    by_step = {run_id: one.summary.by_step for run_id, one in measured.items()}
+    return MismatchReport(
+        pair="; ".join(dict.fromkeys(one.pair for one in measured.values())),
+        levels={run_id: one.level for run_id, one in measured.items()},
+        table=pa.Table.from_pylist(rows, schema=schema(by, plan.thresholds)),
+        comparison=comparison(by_step) if len(names) > 1 else COMPARISON.empty_table(),
+        by_step=by_step,
+        steps={run_id: one.summary.steps for run_id, one in measured.items()},
+        findings=tuple(chain.from_iterable(one.findings for one in measured.values())),
+        thresholds=plan.thresholds,
+    )
+
+
+def _plan(
+    by: Sequence[Group], thresholds: Sequence[float], cap: float, *, any_version: bool
+) -> SumPlan:
+    group_columns(by)  # refuses what is no group
+    wrong = [one for one in thresholds if not (math.isfinite(one) and one >= 0)]
+    if wrong:
+        raise QueryError(f"the threshold is {wrong[0]}, expected a number of nats from 0 on")
+    if not (math.isfinite(cap) and cap >= 1):
+        raise QueryError(f"the cap of importance ratios is {cap}, expected a number from 1 on")
+    return SumPlan(
+        thresholds=tuple(dict.fromkeys(map(float, thresholds))),
+        cap=float(cap),
+        by_position="position" in by,
+        by_version="weight_version" in by,
+        any_version=any_version,
+    )
+
+
+def _measure(
+    run_id: str,
+    selected: Selected,
+    reading: Reading,
+    sums: TokenSums,
+    level: Level | None,
+    by: Sequence[Group],
+    count: Callable[[int], None],
+) -> _Measured:
+    sets = [selected.sets[cohort] for cohort in selected.cohorts]
+    taken = level or reading.level(sets)
+    left_out: list[str] = []
+    cohorts = [one for one in selected.cohorts if (one.step_id is None) == (taken == "rollout")]
+    for piece in reading.pieces(_usable(selected, cohorts, left_out, count)):
+        sums.add(piece)
+    if not sums.parts:
+        raise _nothing(run_id, taken, reading, sums, left_out)
+    summary = summarise(sums, reading.keys, by, sums.plan)
+    found = list(_findings(run_id, reading, sums, summary, left_out))
+    return _Measured(summary, taken, f"{reading.origins}, of {taken}s", tuple(found))
+
+
+def _usable(
+    selected: Selected, cohorts: Sequence[object], left_out: list[str], count: Callable[[int], None]
+) -> Iterator[SelectedSet]:
+    for number, cohort in enumerate(cohorts, 1):
+        one = selected.of(cohort)  # type: ignore[arg-type]
+        if one.problems:
+            raise DatasetError(f"{cohort}: {listed(one.problems)}")
+        refusals = one.captures.refusals(allow_partial=selected.selection.allow_partial)
+        if refusals:
+            left_out.append(f"{cohort}: {refusals[0]}")
+        else:
+            yield one
+        count(number)
+
+
+def _nothing(
+    run_id: str, level: str, reading: Reading, sums: TokenSums, left_out: Sequence[str]
+) -> QueryError:
+    why = [f"no {level} that is selected holds a valid token of both"]
+    hint = "To see what each capture holds: trajreplay inspect --rollout R"
+    if reading.samples_without:
+        why.append(f"{reading.samples_without} samples lack one of them")
+    if sums.of_other_version:
+        why.append(f"{sums.of_other_version} tokens were sampled by other weights")
+        hint = "To count tokens of other weights, too: --any-version"
+    if left_out:
+        why.append(f"{len(left_out)} incomplete {level}s were left out")
+        hint = "To read incomplete ones as far as they go: --allow-partial"
+    return QueryError(
+        f"run {run_id!r}: nothing to compare of {reading.pair}: {'; '.join(why)}", hint=hint
+    )
+
+
+def _findings(
+    run_id: str, reading: Reading, sums: TokenSums, summary: Summary, left_out: Sequence[str]
+) -> Iterator[MismatchFinding]:
+    trainer, sampler = reading.pair.columns
+    for severity, text in reading.origins.remarks():
+        yield MismatchFinding(severity, run_id, text)  # type: ignore[arg-type]
+    equal = summary.equal_steps
+    if len(equal) == len(summary.steps):
+        yield MismatchFinding(
+            "error",
+            run_id,
+            f"{trainer} and {sampler} are equal in every token of every step: one is a copy of "
+            "the other, and every divergence is 0 by construction",
+        )
+    elif equal:
+        shown = ", ".join(_named(step) for step in equal[:_SHOWN_STEPS])
+        more = f" and {len(equal) - _SHOWN_STEPS} more" if len(equal) > _SHOWN_STEPS else ""
+        yield MismatchFinding(
+            "warning",
+            run_id,
+            f"{trainer} and {sampler} are equal in every token of {len(equal)} of "
+            f"{len(summary.steps)} steps: {shown}{more}",
+        )
+    odd = sum(int(part["odd"]) for parts in sums.parts.values() for part in parts)
+    if odd:
+        yield MismatchFinding(
+            "error", run_id, f"the difference of {odd} valid tokens is not finite"
+        )
+    if sums.of_other_version:
+        yield MismatchFinding(
+            "info",
+            run_id,
+            f"{sums.of_other_version} valid tokens are left out: other weights sampled them than "
+            "recomputed them",
+        )
+    if reading.samples_without:
+        yield MismatchFinding(
+            "warning", run_id, f"{reading.samples_without} samples lack one of the columns"
+        )
+    if left_out:
+        yield MismatchFinding(
+            "warning",
+            run_id,
+            f"{len(left_out)} left out as incomplete, the first: {left_out[0]}",
+        )
+
+
+def _named(step: tuple[str, int, int, int | None]) -> str:
+    _, _, rollout, number = step
+    return f"rollout {rollout}" if number is None else f"{rollout}:{number}"

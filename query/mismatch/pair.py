@@ -1,0 +1,118 @@
+"""The pair of columns that is compared: what each is, and why a pair is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from trajreplay.schema.entry import Entry, LogProbOrigin
+from trajreplay.schema.errors import DatasetError, QueryError
+from trajreplay.schema.tables import STEPS
+
+COPY = "copy:"
+DEFAULT_PAIR = "old_log_probs:rollout_log_probs"
+_UNKNOWN = "origin not recorded"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two columns of log-probs of the same tokens.
+
+    Args:
+        trainer: Recomputed by the trainer.
+        sampler: From the sampling engine.
+    """
+
+    trainer: str
+    sampler: str
+
+    @classmethod
+    def parse(cls, text: str) -> Pair:
+        """Read `TRAINER:SAMPLER`, two columns of log-probs.
+
+        Raises:
+            QueryError: One of them is no column of log-probs, or both are the same.
+
+        >>> Pair.parse("log_probs:rollout_log_probs").trainer
+        'log_probs'
+        """
+        names = text.split(":")
+        known = [one.name for one in STEPS.columns if one.name.endswith("log_probs")]
+        wrong = [name for name in names if name not in known]
+        if len(names) != 2 or wrong or names[0] == names[1]:
+            raise QueryError(
+                f"the pair is {text!r}, expected two different columns TRAINER:SAMPLER out of "
+                f"{', '.join(known)}",
+                hint=f"The usual one: {DEFAULT_PAIR}",
+            )
+        return cls(*names)
+
+    def __str__(self) -> str:
+        return f"{self.trainer}:{self.sampler}"
+
+    @property
+    def columns(self) -> tuple[str, str]:
+        """Both columns."""
+        return self.trainer, self.sampler
+
+
+@dataclass
+class Origins:
+    """Where the two columns of the captures that were read came from, as their entries say."""
+
+    pair: Pair
+    sources: dict[str, set[str]] = field(default_factory=dict)
+    temperatures: dict[str, set[float]] = field(default_factory=dict)
+
+    def add(self, column: str, entry: Entry) -> LogProbOrigin | None:
+        """Take note of the origin that an entry gives a column.
+
+        Raises:
+            DatasetError: It makes the difference 0, or the pair another one, by construction.
+        """
+        origin = entry.origins.get(column)
+        self.sources.setdefault(column, set()).add(origin.source if origin else _UNKNOWN)
+        if origin is None:
+            return None
+        if origin.temperature is not None:
+            self.temperatures.setdefault(column, set()).add(origin.temperature)
+        self._refuse(column, origin, entry)
+        return origin
+
+    def _refuse(self, column: str, origin: LogProbOrigin, entry: Entry) -> None:
+        other = self.pair.sampler if column == self.pair.trainer else self.pair.trainer
+        found = ""
+        if origin.source == COPY + other:
+            found = f"is a copy of {other}, so that their difference is 0 by construction"
+        elif column == self.pair.trainer and origin.source == "sampler":
+            found = "comes from the sampler, expected what the trainer recomputed"
+        elif column == self.pair.sampler and origin.source == "trainer":
+            found = "comes from the trainer, expected what the sampler returned"
+        if found:
+            raise DatasetError(
+                f"capture of {entry.key}: {column} {found}",
+                hint="Compare another pair, or capture what the trainer recomputes: "
+                "--pair log_probs:rollout_log_probs",
+                column=column,
+                source=origin.source,
+            )
+
+    def remarks(self) -> Iterator[tuple[str, str]]:
+        """What is to be said of the origins: severity and text."""
+        for column, found in self.sources.items():
+            if "interpolated" in found:
+                yield "warning", f"{column} is interpolated in some captures, not recomputed"
+        both = [self.temperatures.get(column, set()) for column in self.pair.columns]
+        if all(both) and both[0] != both[1]:
+            told = " and ".join(
+                f"{column} at {', '.join(map(str, sorted(found)))}"
+                for column, found in zip(self.pair.columns, both, strict=True)
+            )
+            yield "error", f"the log-probs were taken at different temperatures: {told}"
+
+    def __str__(self) -> str:
+        told = [
+            f"{column} ({', '.join(sorted(self.sources.get(column, {_UNKNOWN})))})"
+            for column in self.pair.columns
+        ]
+        return " against ".join(told)

@@ -1,0 +1,266 @@
+"""Sums over the tokens of each sample, and exact quantiles, taken by DuckDB from streamed pieces.
+
+Token sums of one sample are taken in the order of its tokens, whatever the number of threads: a
+piece holds so few samples that DuckDB's table of groups is never split. Over samples the sums are
+exact until they are rounded once (`math.fsum`), in pieces whose bounds depend on the data alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import duckdb
+import pyarrow as pa
+
+from trajreplay.query.mismatch.statistics import (
+    LOG_RATIO_LIMIT,
+    QUANTILES,
+    SEQUENCE_SUMS,
+    SERIES_BELOW,
+    TOKEN_SUMS,
+    PartialSum,
+)
+
+Run = Callable[[Callable[[], Any]], Any]
+
+# The response tokens of a piece, one row each. {where} of a token are its position and version.
+_FLAT = """
+SELECT row, key, version, unnest(trainer)::DOUBLE AS x, unnest(sampler)::DOUBLE AS r,
+       unnest(mask) AS m{extra}
+FROM piece"""
+_POSITION = ", unnest(range(len(mask))) AS i"
+# A sampled token's weights are those of the span that it lies in; unknown outside of all spans.
+_VERSION = """, unnest(CASE
+    WHEN spans IS NULL THEN list_resize([]::BIGINT[], len(mask))
+    WHEN len(spans) = 1 AND spans[1].start = 0 AND spans[1].stop >= len(mask)
+      THEN list_resize([spans[1].version], len(mask), spans[1].version)
+    ELSE list_transform(range(len(mask)), lambda i: list_filter(
+      spans, lambda span: span.start <= i AND i < span.stop)[1].version)
+  END) AS used"""
+_TERMS = """
+SELECT *, CASE WHEN a <= {small} THEN 1 + d + k3 ELSE e END AS w,
+       CASE WHEN a <= {small} THEN 1 + d + k3 WHEN a <= {limit} THEN e
+            ELSE exp(least(greatest(d, -{limit}), {limit})) END AS v
+FROM (
+  SELECT *, CASE WHEN a <= {small} THEN even + odd ELSE e - 1 - d END AS k3,
+         CASE WHEN a <= {small} THEN even - odd ELSE exp(-d) - 1 + d END AS reverse,
+         CASE WHEN a <= {small}
+              THEN h / 4 * (1.0 / 2 - h / 4 * (1.0 / 12 - h / 4 * (1.0 / 45 - h * 17 / 10080)))
+              ELSE a / 2 + ln(1 + exp(-a)) - ln(2) END AS js
+  FROM (
+    SELECT *, h * (1.0 / 2 + h * (1.0 / 24 + h * (1.0 / 720 + h / 40320))) AS even,
+           d * h * (1.0 / 6 + h * (1.0 / 120 + h / 5040)) AS odd,
+           CASE WHEN a > {small} THEN exp(d) END AS e
+    FROM (SELECT *, abs(d) AS a, d * d AS h FROM ({valid}))))"""
+
+
+class Place(NamedTuple):
+    """Where a partial sum counts: the key of a capture's samples, and what its tokens share."""
+
+    key: int
+    position: int | None = None
+    version: int | None = None
+
+
+@dataclass(frozen=True)
+class SumPlan:
+    """What is taken of each token.
+
+    Args:
+        thresholds: |d| beyond which tokens are counted.
+        cap: Where importance ratios are truncated.
+        by_position: Whether positions are told apart, in powers of two.
+        by_version: Whether the weights that sampled a token are told apart.
+        any_version: Whether tokens count that other weights sampled than recomputed them.
+    """
+
+    thresholds: tuple[float, ...] = (0.5, 1.0)
+    cap: float = 2.0
+    by_position: bool = False
+    by_version: bool = False
+    any_version: bool = False
+
+    @property
+    def by_token(self) -> bool:
+        """Whether the tokens of one sample count in different places."""
+        return self.by_position or self.by_version
+
+    @property
+    def sums(self) -> tuple[PartialSum, ...]:
+        """All token sums."""
+        plain = tuple(replace(one, sql=one.sql.format(cap=repr(self.cap))) for one in TOKEN_SUMS)
+        counts = (PartialSum(over(one), f"a > {one!r}", "count") for one in self.thresholds)
+        return (*plain, *counts)
+
+    def tokens(self, *, versioned: bool) -> str:
+        """The valid tokens of a piece in SQL: row, key, position, version, x, d."""
+        extra = (_POSITION if self.by_position else "") + (_VERSION if versioned else "")
+        position = (
+            "CASE WHEN i < 256 THEN 0 ELSE 1 << floor(log2(i))::INT END"
+            if self.by_position
+            else "NULL"
+        )
+        version = "used" if versioned and self.by_version else "NULL"
+        same = "" if self.any_version or not versioned else _SAME_VERSION
+        return (
+            f"SELECT row, key, {position} AS position, {version} AS version, x, x - r AS d "
+            f"FROM ({_FLAT.format(extra=extra)}) WHERE m <> 0{same}"
+        )
+
+    def statement(self, *, versioned: bool) -> str:
+        """One row a sample, or where tokens are told apart one a sample and place."""
+        terms = _TERMS.format(
+            small=repr(SERIES_BELOW),
+            limit=repr(LOG_RATIO_LIMIT),
+            valid=self.tokens(versioned=versioned),
+        )
+        places = "row, key, position, version"
+        taken = ", ".join(one.aggregate for one in self.sums)
+        found = f"SELECT {places}, {taken} FROM ({terms}) GROUP BY {places}"
+        if self.by_token:
+            return f"{found} ORDER BY ALL"
+        sequence = ", ".join(f"{one.sql} AS {one.name}_of" for one in SEQUENCE_SUMS)
+        return f"SELECT *, {sequence} FROM ({found}) ORDER BY row"
+
+
+_SAME_VERSION = " AND (version IS NULL OR used IS NULL OR used = version)"
+
+
+def over(threshold: float) -> str:
+    """The name of the count of tokens beyond a threshold.
+
+    >>> over(0.5), over(2)
+    ('over_0_5', 'over_2_0')
+    """
+    return "over_" + repr(float(threshold)).replace(".", "_").replace("-", "_").replace("+", "")
+
+
+@dataclass
+class TokenSums:
+    """Takes pieces and keeps what the statistics of one run are finished from.
+
+    Args:
+        connection: An empty database, which may spill.
+        run: How its work is run.
+        plan: What is taken.
+    """
+
+    connection: duckdb.DuckDBPyConnection
+    run: Run
+    plan: SumPlan
+    parts: dict[Place, list[dict[str, float]]] = field(default_factory=dict)
+    of_other_version: int = 0
+
+    def __post_init__(self) -> None:
+        self.run(
+            lambda: self.connection.execute(
+                "CREATE OR REPLACE TEMP TABLE deltas "
+                "(key INTEGER, position BIGINT, version BIGINT, a DOUBLE)"
+            ).fetchall()
+        )
+
+    def add(self, piece: pa.Table) -> None:
+        """Take the sums of one piece and keep its differences."""
+        spans = piece["spans"].null_count < len(piece)
+        known = piece["version"].null_count < len(piece)
+        versioned = spans and (self.plan.by_version or (known and not self.plan.any_version))
+        statement = self.plan.statement(versioned=versioned)
+        tokens = self.plan.tokens(versioned=versioned)
+        split = "position, version" if self.plan.by_token else "NULL, NULL"
+
+        def work() -> pa.Table:
+            self.connection.register("piece", piece)
+            found = self.connection.sql(statement).to_arrow_table()
+            self.connection.execute(
+                f"INSERT INTO deltas SELECT key, {split}, abs(d) FROM ({tokens})"
+            ).fetchall()
+            if versioned and not self.plan.any_version:
+                valid = self.connection.execute("SELECT sum(list_sum(mask)) FROM piece")
+                self.of_other_version += int(valid.fetchall()[0][0] or 0)
+            return found
+
+        found = self.run(work)
+        if versioned and not self.plan.any_version:
+            self.of_other_version -= sum(found["n"].to_pylist())
+        self._keep(found)
+
+    def _keep(self, found: pa.Table) -> None:
+        columns = {name: found[name].to_pylist() for name in found.column_names}
+        rows: dict[Place, list[int]] = {}
+        places = zip(columns["key"], columns["position"], columns["version"], strict=True)
+        for row, place in enumerate(places):
+            rows.setdefault(Place(*place), []).append(row)
+        sums = list(self.plan.sums) + ([] if self.plan.by_token else _OF_SEQUENCES)
+        for where, chosen in rows.items():
+            taken = {
+                one.name: taken_together(one, [columns[_column(one)][row] for row in chosen])
+                for one in sums
+            }
+            self.parts.setdefault(where, []).append(taken)
+
+    def quantiles(self, group_of: dict[Place, int]) -> dict[int, list[float]]:
+        """Exact quantiles of |d|, interpolated between the two values around them, by group.
+
+        Args:
+            group_of: The group of every place.
+        """
+        wanted = list(QUANTILES.values())
+        one_group = len(set(group_of.values())) == 1
+        groups = pa.table(
+            {
+                "key": pa.array([one.key for one in group_of], pa.int32()),
+                "position": pa.array([one.position for one in group_of], pa.int64()),
+                "version": pa.array([one.version for one in group_of], pa.int64()),
+                "g": pa.array(list(group_of.values()), pa.int32()),
+            }
+        )
+        same = "".join(
+            f" AND deltas.{name} IS NOT DISTINCT FROM groups.{name}"
+            for name in ("position", "version")
+            if self.plan.by_token
+        )
+        source = f"deltas JOIN groups ON deltas.key = groups.key{same}"
+
+        def work() -> list[Any]:
+            if one_group:
+                plain = f"SELECT quantile_cont(a, {wanted}) FROM deltas"
+                (found,) = self.connection.execute(plain).fetchall()
+                return [(next(iter(group_of.values())), found[0])]
+            self.connection.register("groups", groups)
+            return self.connection.execute(
+                f"SELECT g, quantile_cont(a, {wanted}) FROM {source} GROUP BY g"
+            ).fetchall()
+
+        return dict(self.run(work)) if group_of else {}
+
+
+_OF_SEQUENCES = list(SEQUENCE_SUMS)
+
+
+def _column(one: PartialSum) -> str:
+    return f"{one.name}_of" if one in SEQUENCE_SUMS else one.name
+
+
+def taken_together(one: PartialSum, values: Sequence[float]) -> float:
+    """Partial results of a sum, count, smallest or largest made one."""
+    if one.taken == "smallest":
+        return min(values)
+    if one.taken == "largest":
+        return math.nan if any(map(math.isnan, values)) else max(values)
+    return total(values)
+
+
+def total(values: Iterable[float]) -> float:
+    """The sum, exact until it is rounded once; not finite where a value is not.
+
+    >>> total([1e16, 1.0, -1e16])
+    1.0
+    """
+    values = list(values)
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):  # beyond the largest float, or of both infinities
+        return sum(values)
