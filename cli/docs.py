@@ -150,6 +150,17 @@ def routes() -> str:
     )
 
 
+def statistics() -> str:
+    """The statistics of a mismatch."""
+    from trajreplay.query.mismatch import statistic_rows
+
+    rows = [
+        (f"`{row['statistic']}`", f"`{row['formula']}`", row["level"], row["origin"])
+        for row in statistic_rows()
+    ]
+    return table(("statistic", "is", "over", "named as"), rows)
+
+
 def _linked(found: re.Match[str]) -> str:
     return f"[{found[0]}](https://arxiv.org/abs/{found[1]})" if found[1] else found[0]
 
@@ -195,6 +206,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "settings": settings,
     "profiles": profiles,
     "routes": routes,
+    "statistics": statistics,
     "methods": methods,
     "names": names,
 }

@@ -37,6 +37,10 @@ VERBS = {
         "trajreplay.cli.routes",
         "Check router-replay (R3) traces under a stated transport contract.",
     ),
+    "mismatch": (
+        "trajreplay.cli.mismatch",
+        "Measure how far the trainer's log-probs are from the sampler's, run beside run.",
+    ),
     "sql": ("trajreplay.cli.sql", "Ask a lake one question in SQL."),
     "profiles": (
         "trajreplay.cli.profiles",

@@ -240,6 +240,26 @@ class StageName(click.ParamType[str]):
         return str(value)
 
 
+def several(flag: str, name: str, kind: Any, metavar: str, what: str) -> Callable[..., Any]:
+    """An option that restricts a selection to some values and may be given several times.
+
+    Args:
+        flag: Its flag.
+        name: The parameter that the command gets, a tuple.
+        kind: Type of one value.
+        metavar: How the help shows a value.
+        what: What is selected, as the help goes on after "Only".
+    """
+    return click.option(
+        flag,
+        name,
+        type=kind,
+        multiple=True,
+        metavar=metavar,
+        help=f"Only {what}. May be given several times. Default: all.",
+    )
+
+
 RUN = click.option("--run", metavar="ID", help="Only this run. Default: every run of the lake.")
 ATTEMPT = click.option(
     "--attempt",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -17,23 +16,13 @@ from trajreplay.cli.options import (
     StepIdentity,
     lake_option,
     output_options,
+    several,
 )
 from trajreplay.cli.output import Output
 from trajreplay.cli.progress import ProgressBar
 from trajreplay.cli.report_rows import write_report
 from trajreplay.cli.verb import Verb
 from trajreplay.cli.what_if import write_what_if
-
-
-def _several(flag: str, name: str, kind: Any, metavar: str, what: str) -> Callable[..., Any]:
-    return click.option(
-        flag,
-        name,
-        type=kind,
-        multiple=True,
-        metavar=metavar,
-        help=f"Only {what}. May be given several times. Default: all.",
-    )
 
 
 @click.command(
@@ -54,19 +43,19 @@ def _several(flag: str, name: str, kind: Any, metavar: str, what: str) -> Callab
 )
 @RUN
 @ATTEMPT
-@_several(
+@several(
     "--rollout",
     "rollouts",
     click.IntRange(min=0),
     "R",
     "this rollout and its steps; excludes --step",
 )
-@_several("--step", "steps", StepIdentity(), "R:S", "step S of rollout R; excludes --rollout")
-@_several("--rank", "ranks", click.IntRange(min=0), "N", "samples captured by this rank")
-@_several("--sample", "samples", str, "ID", "this sample")
-@_several("--group", "groups", str, "ID", "the samples of this group")
-@_several("--batch", "batches", str, "ID", "this micro-batch, such as mb-0007; needs --step")
-@_several("--stage", "stages", StageName(), "STAGE", "this stage")
+@several("--step", "steps", StepIdentity(), "R:S", "step S of rollout R; excludes --rollout")
+@several("--rank", "ranks", click.IntRange(min=0), "N", "samples captured by this rank")
+@several("--sample", "samples", str, "ID", "this sample")
+@several("--group", "groups", str, "ID", "the samples of this group")
+@several("--batch", "batches", str, "ID", "this micro-batch, such as mb-0007; needs --step")
+@several("--stage", "stages", StageName(), "STAGE", "this stage")
 @click.option(
     "--closure",
     type=click.Choice(["group", "cohort"]),

@@ -13,6 +13,13 @@ from trajreplay.query.closure import (
 from trajreplay.query.findings import ValidationFinding, ValidationReport
 from trajreplay.query.info import Inspection, info, inspect
 from trajreplay.query.lineage import Lineage, lineages
+from trajreplay.query.mismatch import (
+    STATISTICS,
+    MismatchFinding,
+    MismatchReport,
+    Statistic,
+    mismatch,
+)
 from trajreplay.query.predicates import matching_rows
 from trajreplay.query.reading import read_columns
 from trajreplay.query.row_masks import SelectedSet, rows_named
@@ -23,6 +30,7 @@ from trajreplay.query.validate import validate
 
 __all__ = [
     "SAMPLES",
+    "STATISTICS",
     "CaptureSet",
     "CaptureSets",
     "Catalog",
@@ -31,12 +39,15 @@ __all__ = [
     "CopyDifference",
     "Inspection",
     "Lineage",
+    "MismatchFinding",
+    "MismatchReport",
     "Selected",
     "SelectedSet",
     "Selection",
     "ShortGroup",
     "SqlQuery",
     "SqlResult",
+    "Statistic",
     "ValidationFinding",
     "ValidationReport",
     "also_consumed_by",
@@ -46,6 +57,7 @@ __all__ = [
     "inspect",
     "lineages",
     "matching_rows",
+    "mismatch",
     "read_columns",
     "rows_named",
     "run_sql",

@@ -16,7 +16,7 @@ from trajreplay.query.mismatch.captured import Reading
 from trajreplay.query.mismatch.compare import COMPARISON, comparison
 from trajreplay.query.mismatch.pair import DEFAULT_PAIR, Pair
 from trajreplay.query.mismatch.report import MismatchFinding, MismatchReport
-from trajreplay.query.mismatch.summary import Group, Summary, group_columns, schema, summarise
+from trajreplay.query.mismatch.summary import Summary, group_columns, schema, summarise
 from trajreplay.query.mismatch.sums import SumPlan, TokenSums
 from trajreplay.query.row_masks import SelectedSet
 from trajreplay.query.selection import Selected, Selection, select
@@ -43,7 +43,7 @@ def mismatch(
     selection: Selection | None = None,
     *,
     runs: Sequence[str] = (),
-    by: Sequence[Group] = (),
+    by: Sequence[str] = (),
     pair: str = DEFAULT_PAIR,
     level: Level | None = None,
     thresholds: Sequence[float] = DEFAULT_THRESHOLDS,
@@ -119,7 +119,7 @@ def mismatch(
 
 
 def _plan(
-    by: Sequence[Group], thresholds: Sequence[float], cap: float, *, any_version: bool
+    by: Sequence[str], thresholds: Sequence[float], cap: float, *, any_version: bool
 ) -> SumPlan:
     group_columns(by)  # refuses what is no group
     wrong = [one for one in thresholds if not (math.isfinite(one) and one >= 0)]
@@ -142,7 +142,7 @@ def _measure(
     reading: Reading,
     sums: TokenSums,
     level: Level | None,
-    by: Sequence[Group],
+    by: Sequence[str],
     count: Callable[[int], None],
 ) -> _Measured:
     sets = [selected.sets[cohort] for cohort in selected.cohorts]

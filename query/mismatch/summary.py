@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import pyarrow as pa
 
@@ -14,8 +14,6 @@ from trajreplay.query.mismatch.statistics import QUANTILES, SEQUENCE_SUMS, STATI
 from trajreplay.query.mismatch.sums import Place, SumPlan, TokenSums, over, taken_together, total
 from trajreplay.schema.errors import QueryError
 
-Group = Literal["run", "rollout", "step", "rank", "weight_version", "position", "length"]
-GROUPS: tuple[Group, ...] = get_args(Group)
 # The columns of a group; `*_from` is the lower end of a bucket whose upper end is twice that.
 _COLUMNS: dict[str, tuple[str, ...]] = {
     "run": ("run_id",),
@@ -26,9 +24,10 @@ _COLUMNS: dict[str, tuple[str, ...]] = {
     "position": ("position_from",),
     "length": ("length_from",),
 }
+GROUPS = tuple(_COLUMNS)
 
 
-def group_columns(by: Iterable[Group]) -> tuple[str, ...]:
+def group_columns(by: Iterable[str]) -> tuple[str, ...]:
     """The columns that tell groups apart; the run is always one.
 
     Raises:
@@ -42,7 +41,7 @@ def group_columns(by: Iterable[Group]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def schema(by: Iterable[Group], thresholds: Sequence[float]) -> pa.Schema:
+def schema(by: Iterable[str], thresholds: Sequence[float]) -> pa.Schema:
     """The columns of a report's table."""
     keys = [
         pa.field(name, pa.string() if name == "run_id" else pa.int64())
@@ -76,9 +75,7 @@ class Summary:
     steps: list[tuple[str, int, int, int | None]]
 
 
-def summarise(
-    sums: TokenSums, keys: Sequence[RowKey], by: Sequence[Group], plan: SumPlan
-) -> Summary:
+def summarise(sums: TokenSums, keys: Sequence[RowKey], by: Sequence[str], plan: SumPlan) -> Summary:
     """Finish the statistics of one run.
 
     Args:

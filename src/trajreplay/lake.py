@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pyarrow
 
     from trajreplay.capture.importers import ImportOptions, ImportReport
-    from trajreplay.query import Catalog, Inspection, SqlQuery, ValidationReport
+    from trajreplay.query import Catalog, Inspection, MismatchReport, SqlQuery, ValidationReport
     from trajreplay.schema import (
         ParallelCoordinates,
         ProducerInfo,
@@ -426,4 +426,88 @@ class Lake:
         )
         return what_if(
             self._catalog, selection, changes, memory_bytes=memory_bytes, progress=progress
+        )
+
+    def mismatch(
+        self,
+        where: str | None = None,
+        *,
+        runs: Sequence[str] = (),
+        attempt: int | None = None,
+        rollouts: Sequence[int] = (),
+        steps: Sequence[tuple[int, int]] = (),
+        ranks: Sequence[int] = (),
+        samples: Sequence[str] = (),
+        groups: Sequence[str] = (),
+        batches: Sequence[str] = (),
+        allow_partial: bool = False,
+        by: Sequence[str] = (),
+        pair: str = "old_log_probs:rollout_log_probs",
+        level: Literal["step", "rollout"] | None = None,
+        thresholds: Sequence[float] = (0.5, 1.0),
+        cap: float = 2.0,
+        any_version: bool = False,
+        memory_bytes: int = 2 << 30,
+        threads: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> MismatchReport:
+        """Measure how far the trainer's log-probs are from the sampler's, run beside run.
+
+        Args:
+            where: One boolean SQL expression over the rows of `rollouts` and of `steps`.
+            runs: The runs; the others are compared with the first. All of the lake if empty.
+            attempt: Follow this attempt instead of the newest lineage.
+            rollouts: Rollouts and their steps.
+            steps: (rollout_id, step_id) pairs; excludes `rollouts`.
+            ranks: Ranks that captured the samples.
+            samples: Sample ids.
+            groups: Group ids.
+            batches: Micro-batch ids; needs `steps`.
+            allow_partial: Read incomplete capture sets as far as they go.
+            by: What the tokens of a run are grouped by: rollout, step, rank, weight_version,
+                position or length, the last two in powers of two from 256 on.
+            pair: The columns compared, `TRAINER:SAMPLER`.
+            level: Whether steps, as consumed, or rollouts are read; by default steps, where they
+                or their rollouts hold the pair.
+            thresholds: Absolute differences beyond which tokens are counted, in nats.
+            cap: Where importance ratios are truncated.
+            any_version: Count tokens, too, that are known to be sampled by other weights than
+                those that recomputed them.
+            memory_bytes: What DuckDB may take before it spills.
+            threads: Threads of DuckDB; no result depends on it.
+            progress: Called with the capture sets read and all of them.
+
+        Returns:
+            `report.table`, one row a run and group; `report.comparison`; `report.findings`.
+
+        Raises:
+            QueryError: The selection is wrong, or holds no pair.
+            DatasetError: One column is a copy of the other, or a file is not what its entry says.
+        """
+        from trajreplay.query import Selection, mismatch
+
+        selection = Selection(
+            where=where,
+            attempt=attempt,
+            rollouts=tuple(rollouts),
+            steps=tuple(steps),
+            ranks=tuple(ranks),
+            samples=tuple(samples),
+            groups=tuple(groups),
+            batches=tuple(batches),
+            allow_partial=allow_partial,
+        )
+        return mismatch(
+            self._catalog,
+            selection,
+            runs=runs,
+            by=by,
+            pair=pair,
+            level=level,
+            thresholds=thresholds,
+            cap=cap,
+            any_version=any_version,
+            memory_bytes=memory_bytes,
+            threads=threads,
+            progress=progress,
         )

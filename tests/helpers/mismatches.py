@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -145,3 +147,50 @@ def _log_cosh(x: float) -> float:
     if abs(x) < 1e-2:
         return x * x / 2 - x**4 / 12 + x**6 / 45
     return abs(x) + math.log1p(math.exp(-2 * abs(x))) - math.log(2)
+
+
+def replayed_routing(name: str) -> list[dict[str, Any]]:
+    """What the steps of a run with replayed routing recorded, or of the run without."""
+    path = Path(__file__).parents[1] / "cases" / "gate_cases.json"
+    cases = json.loads(path.read_text(encoding="utf-8"))["cases"]
+    (found,) = (case["steps"] for case in cases if case["name"] == name)
+    steps: list[dict[str, Any]] = found
+    return steps
+
+
+def write_with_figures(lake: Lake, run_id: str, steps: Sequence[dict[str, Any]]) -> None:
+    """One capture a step whose tokens have these counts, this largest difference and this KL.
+
+    All tokens that are not beyond a threshold differ by one amount, which gives the KL.
+    """
+    for number, step in enumerate(steps):
+        tokens, tail, far = step["valid_tokens"], step["over_0_5"], step["over_1_0"]
+        rollout = np.full(tokens, -1.0, np.float32)
+        delta = np.zeros(tokens)
+        delta[:tail] = 0.5078125
+        delta[:far] = 1.015625
+        top = step["abs_delta_max"]
+        delta[:1] = -top if top > 30 else top  # with the other sign one token would be all of it
+        fixed = max(tail, 1)
+        missing = step["generation_kl"] * tokens - math.fsum(map(k3, delta[:fixed].tolist()))
+        delta[fixed:] = _with_k3(missing / (tokens - fixed))
+        old = (rollout.astype(np.float64) + delta).astype(np.float32)
+        lengths = [tokens // 16] * 15 + [tokens - tokens // 16 * 15]
+        ends = np.cumsum(lengths)[:-1]
+        write_pair(
+            lake,
+            np.split(old, ends),
+            np.split(rollout, ends),
+            [np.ones(length, np.uint8) for length in lengths],
+            run_id=run_id,
+            rollout_id=number,
+        )
+
+
+def _with_k3(value: float) -> float:
+    """The positive difference whose k3 is this."""
+    low, high = 0.0, 1.0
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if k3(middle) < value else (low, middle)
+    return low
