@@ -28,22 +28,29 @@ _COLORS = {"error": "red", "warning": "yellow", "info": "cyan"}
 )
 @lake_option
 @click.option(
+    "--deep",
+    is_flag=True,
+    help="Decode the lists of numbers too, and make the digest of each column anew. Default: the "
+    "digest of each file's bytes says that they are those that were captured.",
+)
+@click.option(
     "--all",
     "everything",
     is_flag=True,
     help="Show every finding. Default: the first ten of a kind.",
 )
 @output_options
-def validate(lake_path: str, output: Output, everything: bool) -> None:
+def validate(lake_path: str, output: Output, deep: bool, everything: bool) -> None:
     """Check that a lake is whole, without arithmetic.
 
     Format, integrity (digests, counts, types), safety (links, paths), completeness of each rollout
-    and step, closure and redaction, of every capture.
+    and step, closure and redaction, of every capture and every byte. With --deep also whether the
+    lists of numbers are what their entries say of them.
     """
     from trajreplay.lake import Lake
 
     with ProgressBar("Validating", quiet=output.quiet) as progress:
-        report = Lake.open(lake_path).validate(progress=progress)
+        report = Lake.open(lake_path).validate(deep=deep, progress=progress)
     if output.format == "table":
         lines = validation_lines(report, color=output.has_color, everything=everything)
         output.text("".join(f"{line}\n" for line in lines))

@@ -1,47 +1,44 @@
-"""Data files: opened only if their size, footer, schema and counts are what the entry says."""
+"""Data files: opened only if their size, bytes and footer are what the entry says."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from functools import cache
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from trajreplay.query.footers import Footer, broken
 from trajreplay.query.page_headers import check_claims
 from trajreplay.schema.columns import Table
-from trajreplay.schema.digest import canonical_type
 from trajreplay.schema.entry import DataFile
-from trajreplay.schema.errors import DatasetError, SchemaError
-from trajreplay.schema.filedigest import bytes_digest, footer_bytes, footer_digest
+from trajreplay.schema.filedigest import bytes_digest, file_digest, footer_bytes, footer_digest
 from trajreplay.schema.store import Store
-from trajreplay.schema.tables import TABLES
 
-_TRUST_HINT = "Restore the file from a copy of the lake. What else is affected: trajreplay validate"
 _NO_FOOTER = "does not end in the footer of a Parquet file of at most 16 MiB"
-_WHOLE_LIMIT_BYTES = 64 << 20
+WHOLE_LIMIT_BYTES = 64 << 20
 _SMALL_BYTES = 128 << 10  # costs less to read and verify than to look into
-_TEXT = pa.dictionary(pa.int32(), pa.string())
 
 
 class OpenFile:
     """A data file, open for some of its columns; a context manager.
 
-    Opening checks the file's size, footer and schema, and for these columns the counts, before
-    any value takes memory.
+    Opening checks the file's size, footer, schema and row groups; what a column claims to hold is
+    checked before it is read, so that no value takes memory before.
 
     Args:
         store: The lake.
         file: The file, as the entry has it.
         table: The table of its rows.
         columns: The columns to read; all that the entry names if omitted.
+        every_byte: Whether all bytes are verified, also those that are not read.
 
     Attributes:
         whole: All bytes of the file, their digest verified; None where only little of it, or too
             much, is asked for.
+        footer: What its footer says.
 
     Raises:
         DatasetError: The file is not what the entry says.
@@ -53,6 +50,8 @@ class OpenFile:
         file: DataFile,
         table: Table,
         columns: Sequence[str] | None = None,
+        *,
+        every_byte: bool = False,
     ) -> None:
         self.file = file
         self.table = table
@@ -61,13 +60,15 @@ class OpenFile:
         self.whole: bytes | None = None
         try:
             self._check_size()
-            if self._wants_whole():
+            if self._wants_whole(every_byte):
                 self.whole = self._verified_bytes()
             else:
                 self._check_footer()
-            self.parquet = self._open()
-            self._names = self._checked_names()
-            self._check_counts()
+                if every_byte and file.digest:
+                    self._check_digest(file_digest(self._content.fileno()))
+            texts = tuple([one for one in self.columns if one in table and table[one].is_text])
+            self.parquet = self._open(texts)
+            self.footer = Footer(file, self.parquet, texts)
         except BaseException:
             self._content.close()
             raise
@@ -89,34 +90,34 @@ class OpenFile:
         first = self.file.first_row_group
         return range(first, first + len(self.file.row_groups))
 
-    def chunk(self, group: int, name: str) -> pq.ColumnChunkMetaData:
-        """The metadata of a column of one leaf in a row group."""
-        leaf = _leaves_of(self.table.name, self._names)[name].start
-        return self.parquet.metadata.row_group(group).column(leaf)
-
-    def read(self, groups: Iterable[int], columns: Sequence[str] | None = None) -> pa.Table:
+    def read(self, groups: range, columns: Sequence[str] | None = None) -> pa.Table:
         """Decode columns of some row groups; text stays in dictionaries.
 
         Args:
-            groups: The row groups.
+            groups: The row groups, of those of the capture.
             columns: Some of the columns that the file was opened for; all of them if omitted.
 
         Raises:
-            DatasetError: The file is damaged, or its pages claim more memory than they may.
+            DatasetError: The file is damaged, or a column claims other values than its entry, or
+                more memory than they may take.
         """
         names = list(self.columns if columns is None else columns)
-        wanted = list(groups)
         for name in names:
-            self._check_pages(wanted, name)
+            self.check_column(name, groups)
         try:
-            return self.parquet.read_row_groups(wanted, columns=names, use_threads=False)
+            return self.parquet.read_row_groups(list(groups), columns=names, use_threads=False)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise broken(self.file, f"cannot be decoded: {error}") from error
 
-    def _check_pages(self, groups: Sequence[int], name: str) -> None:
-        leaves = _leaves_of(self.table.name, self._names)[name]
-        parts = [self.parquet.metadata.row_group(group) for group in groups]
-        chunks = [part.column(leaf) for part in parts for leaf in leaves]
+    def check_column(self, name: str, groups: range | None = None) -> None:
+        """Hold what a column claims to decode to against its entry, and against its values.
+
+        Raises:
+            DatasetError: It claims other values than its entry, or more memory than they may take.
+        """
+        footer = self.footer
+        footer.check_count(name)
+        chunks = footer.chunks(name) if groups is None else footer.chunks_in(name, groups)
         try:
             check_claims(self._read_at, self.file.bytes, chunks, self.table[name].is_text)
         except ValueError as error:
@@ -143,116 +144,38 @@ class OpenFile:
                 "the one that was written",
             )
 
-    def _wants_whole(self) -> bool:
+    def _wants_whole(self, every_byte: bool) -> bool:
         """Whether the file is so small, or so much of it asked for, that it is read at once."""
-        sealed = self.file.digest and self.file.bytes <= _WHOLE_LIMIT_BYTES
-        wanted = sum(4 * self.file.columns[name].values for name in self.columns)
-        small = self.file.bytes <= _SMALL_BYTES
-        return bool(sealed) and (small or 2 * wanted >= self.file.bytes)
+        if not self.file.digest or self.file.bytes > WHOLE_LIMIT_BYTES:
+            return False
+        if every_byte or self.file.bytes <= _SMALL_BYTES:
+            return True
+        return 2 * sum([4 * self.file.columns[name].values for name in self.columns]) >= (
+            self.file.bytes
+        )
 
     def _verified_bytes(self) -> bytes:
         content = os.pread(self._content.fileno(), self.file.bytes, 0)
-        found = bytes_digest(content)
-        if found != self.file.digest:
-            raise broken(
-                self.file, f"has the digest {found}, expected {self.file.digest}: its bytes changed"
-            )
+        self._check_digest(bytes_digest(content))
         if not footer_bytes(content[-8:], self.file.bytes):
             raise broken(self.file, _NO_FOOTER)
         return content
 
-    def _open(self) -> pq.ParquetFile:
-        texts = [one for one in self.columns if one in self.table and self.table[one].is_text]
+    def _check_digest(self, found: str) -> None:
+        if found != self.file.digest:
+            raise broken(
+                self.file, f"has the digest {found}, expected {self.file.digest}: its bytes changed"
+            )
+
+    def _open(self, as_dictionaries: tuple[str, ...]) -> pq.ParquetFile:
         source: Any = pa.PythonFile(self._content, mode="r")
         if self.whole is not None:
             source = pa.BufferReader(self.whole)
         try:
-            return pq.ParquetFile(source, read_dictionary=texts or None, pre_buffer=False)
+            return pq.ParquetFile(
+                source, read_dictionary=list(as_dictionaries) or None, pre_buffer=False
+            )
         except KeyError as error:
             raise broken(self.file, f"lacks the column {error}, which its entry lists") from error
         except (pa.ArrowException, OSError, ValueError) as error:
             raise broken(self.file, f"has a footer that cannot be read: {error}") from error
-
-    def _checked_names(self) -> tuple[str, ...]:
-        """The columns of the file, if names and types are those of its entry and table."""
-        file, table, found = self.file, self.table, self.parquet.schema_arrow
-        names = tuple(found.names)
-        if file.columns.keys() != set(names) or len(names) != len(file.columns):
-            odd = sorted(file.columns.keys() ^ set(names)) or sorted(names)
-            raise broken(file, f"does not have the columns that its entry lists: {', '.join(odd)}")
-        unknown = [name for name in names if name not in table]
-        if unknown:
-            raise broken(file, f"has the column {unknown[0]!r}, which no {table.name} row has")
-        if found.equals(_declared_schema(table.name, names, self.columns)):
-            return names
-        for one in found:
-            declared = table[one.name].type
-            if _type_text(one.type) != canonical_type(declared):
-                raise broken(
-                    file, f"column {one.name} is of type {one.type}, expected {declared}", one.name
-                )
-        return names
-
-    def _check_counts(self) -> None:
-        metadata, file = self.parquet.metadata, self.file
-        if self.row_groups.stop > metadata.num_row_groups:
-            there = metadata.num_row_groups
-            raise broken(file, f"has {there} row groups, expected {self.row_groups.stop} or more")
-        groups = [metadata.row_group(index) for index in self.row_groups]
-        rows = tuple(group.num_rows for group in groups)
-        if rows != file.row_groups or file.first_row + file.rows > sum(rows):
-            raise broken(
-                file, f"has row groups of {list(rows)} rows, expected {list(file.row_groups)}"
-            )
-        alone = file.rows == sum(rows)
-        leaves = _leaves_of(self.table.name, self._names)
-        for name in self.columns:
-            expected = file.columns[name].values
-            for leaf in leaves[name]:
-                found = sum([group.column(leaf).num_values for group in groups])
-                # A row without values, null or an empty list, counts as one in a footer.
-                low = max(expected, file.rows) if self.table[name].is_list else file.rows
-                high = expected + file.rows if self.table[name].is_list else file.rows
-                if found < low or (alone and found > high):
-                    raise broken(
-                        file,
-                        f"column {name} has {found} values in its footer, expected {low}",
-                        name,
-                    )
-
-
-@cache
-def _declared_schema(table_name: str, names: tuple[str, ...], read: tuple[str, ...]) -> pa.Schema:
-    columns = [TABLES[table_name][name] for name in names]
-    return pa.schema(
-        [
-            one.field.with_type(_TEXT) if one.is_text and one.name in read else one.field
-            for one in columns
-        ]
-    )
-
-
-def _type_text(column_type: pa.DataType) -> str:
-    try:
-        return canonical_type(column_type)
-    except SchemaError:
-        return "another"
-
-
-@cache
-def _leaves_of(table_name: str, names: tuple[str, ...]) -> dict[str, range]:
-    """The Parquet columns of each column: a struct has one for each of its fields."""
-    leaves: dict[str, range] = {}
-    start = 0
-    for name in names:
-        column_type = TABLES[table_name][name].type
-        inner = column_type.value_type if pa.types.is_list(column_type) else column_type
-        stop = start + (inner.num_fields if pa.types.is_struct(inner) else 1)
-        leaves[name] = range(start, stop)
-        start = stop
-    return leaves
-
-
-def broken(file: DataFile, found: str, column: str | None = None) -> DatasetError:
-    """The error of a data file that is not what its entry says."""
-    return DatasetError(f"{file.path} {found}", hint=_TRUST_HINT, path=file.path, column=column)

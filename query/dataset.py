@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from trajreplay.query.entry_rows import EntryRows, checksum_rows, manifest_rows, output_rows
+from trajreplay.query.key_columns import key_values
 from trajreplay.query.pruning import PushedFilter, rows_that_may_match
-from trajreplay.query.reading import key_values
 from trajreplay.query.samples import SAMPLES, SamplesTable
 from trajreplay.query.scanning import scan
 from trajreplay.query.visible import Visible, consuming

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 import pyarrow.parquet as pq
 
@@ -52,29 +53,31 @@ def check_claims(
     """
     claimed, values = 0, 0
     for chunk in chunks:
-        claimed += _claimed(read_at, *_place(chunk, file_bytes))
+        start = chunk.data_page_offset
+        dictionary = chunk.dictionary_page_offset
+        if dictionary is not None and 0 < dictionary < start:  # as a reader goes about it
+            start = dictionary
+        stop = start + chunk.total_compressed_size
+        if not 0 <= start <= stop <= file_bytes:
+            raise ValueError(f"pages from byte {start} to {stop}")
+        claimed += _claimed(read_at, start, stop)
         values += chunk.num_values
     limit = _VALUE_BYTES * values + (TEXT_LIMIT_BYTES if is_text else _SLACK_BYTES)
     if claimed > limit:
         raise ValueError(f"pages that decode to {claimed} bytes, expected at most {limit}")
 
 
-def _place(chunk: pq.ColumnChunkMetaData, file_bytes: int) -> tuple[int, int]:
-    """Where the pages of a column chunk begin and end, as its reader goes about it."""
-    start = chunk.data_page_offset
-    dictionary = chunk.dictionary_page_offset or 0
-    if 0 < dictionary < start:
-        start = dictionary
-    stop = start + chunk.total_compressed_size
-    if not 0 <= start <= stop <= file_bytes:
-        raise ValueError(f"pages from byte {start} to {stop}")
-    return start, stop
-
-
 def _claimed(read_at: ReadAt, start: int, stop: int) -> int:
+    """What the pages between two places of a file decode to, as their headers say."""
     total = 0
     while start < stop:
-        size, packed, values, start = _header(read_at, start)
+        raw = read_at(start, _WINDOW_BYTES)
+        plain = _PLAIN.match(raw)
+        if plain is not None:
+            size, packed, values = map(signed, plain.groups(b"\0"))
+            start += plain.end()
+        else:
+            size, packed, values, start = _odd_header(read_at, start)
         if size < 0 or packed < 0 or start + packed > stop:
             raise ValueError(f"a page of {packed} bytes that decode to {size}")
         if not 0 <= values * _DICTIONARY_VALUE_BYTES <= size:
@@ -84,15 +87,11 @@ def _claimed(read_at: ReadAt, start: int, stop: int) -> int:
     return total
 
 
-def _header(read_at: ReadAt, start: int) -> tuple[int, int, int, int]:
+def _odd_header(read_at: ReadAt, start: int) -> tuple[int, int, int, int]:
     """Of a page: its size, its compressed size, its values if a dictionary, and where it begins."""
     window = _WINDOW_BYTES
     while True:
         raw = read_at(start, window)
-        plain = _PLAIN.match(raw)
-        if plain:
-            sizes = plain.groups(b"\0")
-            return signed(sizes[0]), signed(sizes[1]), signed(sizes[2]), start + plain.end()
         numbers: _Numbers = {}
         try:
             end = _read_struct(raw, 0, (), numbers)
@@ -157,6 +156,7 @@ def _whole(varint: bytes) -> int:
     return value
 
 
+@lru_cache(maxsize=4096)
 def signed(varint: bytes) -> int:
     """The whole number of 32 bits that a varint of Thrift's compact protocol holds."""
     value = _whole(varint) & 0xFFFFFFFF

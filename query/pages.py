@@ -10,10 +10,11 @@ read in the ordinary way otherwise: this can be slower than that, not wrong.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from trajreplay.query.datafile import OpenFile
 from trajreplay.query.page_headers import VARINT, signed
@@ -22,6 +23,7 @@ from trajreplay.schema.lists import ListBounds
 from trajreplay.schema.tables import length_column
 
 _CODECS = {"LZ4": pa.Codec("lz4_raw"), "UNCOMPRESSED": None}
+_FLOAT = pa.float32()
 _LEVELS_BYTES = 1 << 16
 # The header of a data page of version 1 in Thrift's compact protocol: page type 0, uncompressed
 # and compressed size, then number of values, encoding PLAIN, both levels RLE, no statistics.
@@ -36,7 +38,7 @@ class _Plain(NamedTuple):
     """What plain pages hold: the bytes of their levels, page by page, and their values."""
 
     levels: list[bytes]
-    values: Any
+    values: pa.Buffer
 
 
 def proven_columns(
@@ -65,68 +67,68 @@ def proven_columns(
         lists = bounds.get(by) or bounds.setdefault(by, ListBounds(lengths[by]))
         if lists.count != seal.values:
             continue
-        plain = _plain(opened, opened.whole, name, seal.values)
+        plain = _plain(opened.whole, opened.footer.chunks(name), seal.values)
         if plain is None:
             continue
+        column_type = table[name].type
         if plain.levels != levels.get(by):
-            if list_digest(table[name].type, lists.lengths, plain.values) != seal.digest:
+            if list_digest(column_type, lists.lengths, plain.values) != seal.digest:
                 continue
             levels[by] = plain.levels
-        floats = pa.Array.from_buffers(
-            pa.float32(), seal.values, [None, pa.py_buffer(plain.values)], null_count=0
-        )
-        column = pa.ListArray.from_arrays(lists.offsets, floats, type=table[name].type)
+        floats = pa.Array.from_buffers(_FLOAT, seal.values, [None, plain.values], null_count=0)
+        column = pa.ListArray.from_arrays(lists.offsets, floats, type=column_type)
         proven[name] = pa.chunked_array([column])
     return proven
 
 
-def _plain(opened: OpenFile, whole: bytes, name: str, count: int) -> _Plain | None:
+def _plain(whole: bytes, chunks: Iterable[pq.ColumnChunkMetaData], count: int) -> _Plain | None:
     """The little-endian values of a column's pages, or nothing where they are not plain."""
+    raw = pa.py_buffer(whole)
     levels: list[bytes] = []
-    parts: list[Any] = []
-    size = 0
+    parts: list[pa.Buffer] = []
     limit = 5 * count + _LEVELS_BYTES
-    for group in opened.row_groups:
-        chunk = opened.chunk(group, name)
+    for chunk in chunks:
+        compression = chunk.compression
         if (
             chunk.physical_type != "FLOAT"
             or chunk.has_dictionary_page
-            or chunk.compression not in _CODECS
+            or compression not in _CODECS
         ):
             return None
-        page = chunk.data_page_offset
+        codec, page = _CODECS[compression], chunk.data_page_offset
         last = page + chunk.total_compressed_size
         while page < last:
-            found = _page(whole, page, _CODECS[chunk.compression], limit - 4 * size)
-            if found is None:
+            header = _PLAIN_PAGE.match(whole, page)
+            if header is None:
                 return None
-            content, page = found
-            view = memoryview(content)
-            at = 0
-            for _ in range(2):  # repetition levels, definition levels, each behind its length
-                at += 4 + int.from_bytes(view[at : at + 4], "little")
-            if at > len(view):
+            size, packed, page = signed(header[1]), signed(header[2]), header.end()
+            if not (0 <= packed <= len(whole) - page and 0 <= size <= limit):
                 return None
-            levels.append(bytes(view[:at]))
-            parts.append(view[at:])
-            size += (len(view) - at) // 4
-    values = parts[0] if len(parts) == 1 else b"".join(parts)
-    return _Plain(levels, values) if len(values) == 4 * count else None
+            content = _unpacked(raw.slice(page, packed), codec, size)
+            if content is None:
+                return None
+            page += packed
+            at = _levels_end(content)
+            if at > content.size:
+                return None
+            levels.append(content.slice(0, at).to_pybytes())
+            parts.append(content.slice(at))
+            limit -= content.size - at
+    values = parts[0] if len(parts) == 1 else pa.py_buffer(b"".join(parts))
+    return _Plain(levels, values) if values.size == 4 * count else None
 
 
-def _page(raw: bytes, start: int, codec: pa.Codec | None, limit: int) -> tuple[Any, int] | None:
-    """The content of one plain data page, and where the next page begins."""
-    header = _PLAIN_PAGE.match(raw, start)
-    if header is None:
-        return None
-    size, packed = signed(header[1]), signed(header[2])
-    body, end = header.end(), header.end() + packed
-    if not (body <= end <= len(raw) and 0 <= size <= limit):
-        return None
-    content = memoryview(raw)[body:end]
+def _unpacked(packed: pa.Buffer, codec: pa.Codec | None, size: int) -> pa.Buffer | None:
     if codec is None:
-        return content, end
+        return packed
     try:
-        return codec.decompress(content, decompressed_size=size), end
+        return codec.decompress(packed, decompressed_size=size)
     except (pa.ArrowException, OSError, ValueError):
         return None
+
+
+def _levels_end(content: pa.Buffer) -> int:
+    """Where the levels of a page end: repetition and definition, each behind its length."""
+    view = memoryview(content)
+    first = 4 + int.from_bytes(view[:4], "little")
+    return first + 4 + int.from_bytes(view[first : first + 4], "little")

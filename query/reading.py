@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import lru_cache
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trajreplay.query.datafile import OpenFile, broken
+from trajreplay.query.datafile import OpenFile
+from trajreplay.query.footers import broken
+from trajreplay.query.key_columns import KEY_NAMES, key_column
 from trajreplay.query.page_headers import TEXT_LIMIT_BYTES
 from trajreplay.query.pages import proven_columns
 from trajreplay.schema.columns import Column, Table
 from trajreplay.schema.digest import column_digest
 from trajreplay.schema.entry import DataFile, Entry
 from trajreplay.schema.errors import SchemaError
-from trajreplay.schema.identity import CaptureKey
 from trajreplay.schema.store import Store
-
-_KEYS = {*CaptureKey._fields, "row"}
+from trajreplay.schema.tables import TABLES
 
 
 def read_columns(
@@ -49,7 +48,7 @@ def read_columns(
     wanted = declared_columns(table, columns)
     file = entry.file(table.name)
     if file is None:
-        return _schema(wanted).empty_table()
+        return _schema(table.name, tuple(columns)).empty_table()
     there = [column for column in wanted if column.name in file.columns]
     if not there:
         return finished_columns(file, entry, wanted, {}, file.rows)
@@ -58,17 +57,31 @@ def read_columns(
 
 
 def read_opened(
-    opened: OpenFile, entry: Entry, wanted: Sequence[Column], *, verify: bool = True
+    opened: OpenFile,
+    entry: Entry,
+    wanted: Sequence[Column],
+    *,
+    verify: bool = True,
+    short: bool = True,
 ) -> pa.Table:
-    """Read what a file was opened for, and make up the other wanted columns.
+    """Read columns that a file was opened for, and make up the other wanted ones.
+
+    Args:
+        opened: The file.
+        entry: The capture.
+        wanted: The columns.
+        verify: Whether the digests of what is read are verified.
+        short: Whether float lists may be taken the short way; otherwise each is decoded, and its
+            own digest made.
 
     Raises:
         DatasetError: The file is not what the entry says.
     """
     file = opened.file
     table = opened.table
-    lists = [name for name in opened.columns if verify and table[name].is_float_list]
-    named = _read(opened, [name for name in opened.columns if name not in lists])
+    there = [column.name for column in wanted if column.name in file.columns]
+    lists = [name for name in there if verify and short and table[name].is_float_list]
+    named = _read(opened, [name for name in there if name not in lists])
     proven = proven_columns(opened, lists, named)
     if len(proven) < len(lists):
         named |= _read(opened, [name for name in lists if name not in proven])
@@ -79,19 +92,22 @@ def read_opened(
 def _read(opened: OpenFile, columns: Sequence[str]) -> dict[str, pa.ChunkedArray]:
     file = opened.file
     found = opened.read(opened.row_groups, columns)
-    if found.num_rows < file.first_row + file.rows:
-        raise broken(file, f"holds {found.num_rows} rows, expected {file.rows}")
-    return by_name(found.slice(file.first_row, file.rows))
+    if found.num_rows != file.rows:
+        if found.num_rows < file.first_row + file.rows:
+            raise broken(file, f"holds {found.num_rows} rows, expected {file.rows}")
+        found = found.slice(file.first_row, file.rows)
+    return by_name(found)
 
 
-def _schema(columns: Sequence[Column]) -> pa.Schema:
-    """The schema of columns."""
-    return pa.schema([column.field for column in columns])
+@lru_cache(maxsize=256)
+def _schema(table_name: str, names: tuple[str, ...]) -> pa.Schema:
+    """The schema of columns of a table."""
+    return pa.schema([TABLES[table_name][name].field for name in names])
 
 
 def by_name(found: pa.Table) -> dict[str, pa.ChunkedArray]:
     """The columns of a table."""
-    return {name: found.column(index) for index, name in enumerate(found.column_names)}
+    return dict(zip(found.column_names, found.columns, strict=True))
 
 
 def declared_columns(table: Table, names: Sequence[str]) -> list[Column]:
@@ -136,26 +152,25 @@ def finished_columns(
     """
     arrays = []
     for column in wanted:
-        values = found.get(column.name)
+        name = column.name
+        values = found.get(name)
         if values is None:
             if not column.nullable and rows:
-                raise broken(file, f"lacks the column {column.name}", column.name)
-            arrays.append(pa.nulls(rows, column.type))
-            continue
-        if column.name in proven:
-            arrays.append(values)
-            continue
-        values = checked(file, column, values)
-        digest = None
-        if column.name in _KEYS:
-            expected, digest = _key_column(column.name, column.type, entry.key, start, rows)
-            if not values.equals(expected):
-                found_key = f"column {column.name} is not that of its entry, {entry.key}"
-                raise broken(file, f"{found_key}, in every row", column.name)
-        if verify:
-            check_digest(file, column.name, values, digest)
+                raise broken(file, f"lacks the column {name}", name)
+            values = pa.nulls(rows, column.type)
+        elif name not in proven:
+            values = checked(file, column, values)
+            digest = None
+            if name in KEY_NAMES:
+                expected, digest = key_column(column, entry.key, start, rows)
+                if not values.equals(expected):
+                    other = f"column {name} is not that of its entry, {entry.key}"
+                    raise broken(file, f"{other}, in every row", name)
+            if verify:
+                check_digest(file, name, values, digest)
         arrays.append(values)
-    return pa.Table.from_arrays(arrays, schema=_schema(tuple(wanted)))
+    names = tuple([column.name for column in wanted])
+    return pa.Table.from_arrays(arrays, schema=_schema(file.table, names))
 
 
 def checked(file: DataFile, column: Column, values: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -177,18 +192,19 @@ def checked(file: DataFile, column: Column, values: pa.ChunkedArray) -> pa.Chunk
 
 
 def _plain_text(file: DataFile, name: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
-    size = sum(len(chunk) * chunk.dictionary.get_total_buffer_size() for chunk in values.chunks)
+    chunks = values.chunks
+    size = sum([len(chunk) * chunk.dictionary.get_total_buffer_size() for chunk in chunks])
     if size > TEXT_LIMIT_BYTES:  # a bound; only where it is passed is the size itself reckoned
         size = sum(
             pc.sum(pc.binary_length(chunk.dictionary).take(chunk.indices)).as_py() or 0
-            for chunk in values.chunks
+            for chunk in chunks
         )
     if size > TEXT_LIMIT_BYTES:
         raise broken(
             file, f"column {name} decodes to {size} bytes of text, expected at most 256 MiB", name
         )
     try:
-        plain = [chunk.dictionary_decode() for chunk in values.chunks]
+        plain = [chunk.dictionary_decode() for chunk in chunks]
     except pa.ArrowException as error:
         raise broken(file, f"column {name} cannot be decoded: {error}", name) from error
     return pa.chunked_array(plain, pa.string())
@@ -223,29 +239,3 @@ def check_digest(
             "those that were captured",
             name,
         )
-
-
-def _key_column(
-    name: str, column_type: pa.DataType, key: CaptureKey, start: int, rows: int
-) -> tuple[pa.ChunkedArray, str]:
-    """A key column as the manifest has it, and its digest."""
-    value = start if name == "row" else getattr(key, name)
-    return _kept_key_column(name, str(column_type), value, rows)
-
-
-@lru_cache(maxsize=1024)
-def _kept_key_column(name: str, type_name: str, value: Any, rows: int) -> tuple[Any, str]:
-    """What captures of one shape share: most key columns of the next capture are the same."""
-    if name == "row":
-        values = pa.array(range(value, value + rows), type_name)
-    else:
-        values = pa.repeat(pa.scalar(value, type_name), rows)
-    return pa.chunked_array([values]), column_digest(values)
-
-
-def key_values(key: CaptureKey, name: str, rows: int, start: int = 0) -> pa.Array:
-    """A key column as the manifest has it."""
-    if name == "row":
-        return pa.array(range(start, start + rows), pa.int32())
-    value = getattr(key, name)
-    return pa.nulls(rows) if value is None else pa.repeat(pa.scalar(value), rows)

@@ -16,8 +16,9 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from trajreplay.query.catalog import Cohort, cohort_of
+from trajreplay.query.key_columns import key_values
 from trajreplay.query.pruning import PushedFilter, rows_that_may_match
-from trajreplay.query.reading import key_values, read_columns
+from trajreplay.query.reading import read_columns
 from trajreplay.query.visible import Visible, consuming
 from trajreplay.schema.columns import Column, Table
 from trajreplay.schema.entry import Entry

@@ -113,7 +113,7 @@ def read_batches(
     with OpenFile(store, file, table, [column.name for column in there]) as opened:
         start = -file.first_row  # of the row group, among the rows of the capture
         for group in opened.row_groups:
-            found = opened.read([group])
+            found = opened.read(range(group, group + 1))
             first, last = max(-start, 0), min(file.rows - start, found.num_rows)
             named = by_name(found.slice(first, last - first))
             yield from finished_columns(

@@ -12,6 +12,7 @@ from trajreplay.query.capture_sets import CaptureSet, read_capture_set
 from trajreplay.query.catalog import Catalog, Cohort
 from trajreplay.query.closure import source_rollouts
 from trajreplay.query.findings import ValidationFinding, ValidationReport, finding_of
+from trajreplay.query.key_columns import KnownKeys
 from trajreplay.query.lineage import Lineage, lineages
 from trajreplay.query.scanning import ahead
 from trajreplay.query.validate_files import check_file, duplicate_samples
@@ -24,7 +25,10 @@ from trajreplay.schema.store import Store
 
 
 def validate(
-    store: Store, *, progress: Callable[[int, int], None] | None = None
+    store: Store,
+    *,
+    deep: bool = False,
+    progress: Callable[[int, int], None] | None = None,
 ) -> ValidationReport:
     """Check every file of a lake; nothing is recomputed.
 
@@ -32,6 +36,7 @@ def validate(
 
     Args:
         store: The lake.
+        deep: Whether also the lists of numbers are decoded, and the digest of each is made anew.
         progress: Called with the captures done and all of them.
     """
     report = ValidationReport()
@@ -42,7 +47,7 @@ def validate(
     cohorts = sorted(catalog.by_cohort, key=lambda cohort: cohort.order)
     events = [key for key in catalog.keys if key.kind == "events"]
     order = [*(key for cohort in cohorts for key in catalog.by_cohort[cohort]), *events]
-    looked = ahead(store, partial(_look, catalog), order)
+    looked = ahead(store, partial(_look, catalog, KnownKeys(), deep), order)
     named: set[str] = set()
     done = 0
     for cohort in cohorts:
@@ -69,7 +74,7 @@ class _Looked:
     findings: tuple[ValidationFinding, ...]
 
 
-def _look(catalog: Catalog, key: CaptureKey) -> _Looked:
+def _look(catalog: Catalog, known: KnownKeys, deep: bool, key: CaptureKey) -> _Looked:
     """Check one capture alone."""
     path = entry_path(key)
     found: list[ValidationFinding] = []
@@ -88,7 +93,7 @@ def _look(catalog: Catalog, key: CaptureKey) -> _Looked:
     ids = None
     for file in entry.files:
         try:
-            problems, samples = check_file(catalog.store, entry, file)
+            problems, samples = check_file(catalog.store, entry, file, known, deep=deep)
         except TrajReplayError as error:
             found.append(finding_of("integrity", file.path, error))
             continue

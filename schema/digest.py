@@ -62,10 +62,18 @@ def list_digest(column_type: pa.DataType, lengths: Int64s, values: Any) -> str:
     Returns:
         As `column_digest` of the lists.
     """
-    head = [_prefix(column_type), _sized(len(lengths).to_bytes(8, "little")), _sized(_ALL_VALID)]
-    head += [_sized(lengths.tobytes()), _sized(_ALL_VALID), len(values).to_bytes(8, "little")]
-    hasher = blake3(b"".join(head))
-    hasher.update(values)
+    return _of_lists(_plain_form(column_type)[1], lengths, values)
+
+
+def _of_lists(prefix: bytes, lengths: Int64s, values: Any) -> str:
+    rows = len(lengths)
+    head = [prefix, _EIGHT, _eight(rows), _VALID, _eight(8 * rows), lengths.tobytes(), _VALID]
+    return _hashed(b"".join([*head, _eight(len(values))]), values)
+
+
+def _hashed(head: bytes, content: Any) -> str:
+    hasher = blake3(head)
+    hasher.update(content)
     return str(hasher.hexdigest())
 
 
@@ -74,45 +82,50 @@ def _digest_at_once(chunk: pa.Array) -> str | None:
 
     The same parts as `_feed` makes, put together without a call for each.
     """
-    shape = _plain_shape(chunk.type)
+    shape, prefix = _plain_form(chunk.type)
     if shape is None or chunk.null_count:
         return None
     if shape == "list":
         values = elements(chunk)
         if values.null_count:
             return None
-        return list_digest(chunk.type, lengths_of(chunk), fixed_width_bytes(values))
-    head = [_prefix(chunk.type), _sized(len(chunk).to_bytes(8, "little")), _sized(_ALL_VALID)]
+        return _of_lists(prefix, lengths_of(chunk), fixed_width_bytes(values))
+    rows = len(chunk)
+    head = prefix + _EIGHT + _eight(rows) + _VALID
     if shape == "text":
-        ends = np.frombuffer(chunk.buffers()[1], np.int32, len(chunk) + 1, chunk.offset * 4)
-        head.append(_sized(np.subtract(ends[1:], ends[:-1], dtype=np.int64).tobytes()))
+        ends = np.frombuffer(chunk.buffers()[1], np.int32, rows + 1, chunk.offset * 4)
+        lengths = np.subtract(ends[1:], ends[:-1], dtype=np.int64)
+        head += _eight(8 * rows) + lengths.tobytes()
         data = chunk.buffers()[2]
         content = memoryview(data)[int(ends[0]) : int(ends[-1])] if data is not None else b""
     else:
         content = fixed_width_bytes(chunk)
-    hasher = blake3(b"".join([*head, len(content).to_bytes(8, "little")]))
-    hasher.update(content)
-    return str(hasher.hexdigest())
+    return _hashed(head + _eight(len(content)), content)
 
 
 @cache
-def _plain_shape(column_type: pa.DataType) -> str | None:
+def _plain_form(column_type: pa.DataType) -> tuple[str | None, bytes]:
+    """Whether a column is text, plain numbers or lists of them; and what its digest begins with."""
+    prefix = _sized(_DOMAIN) + _sized(canonical_type(column_type).encode())
     if pa.types.is_string(column_type):
-        return "text"
+        return "text", prefix
     listed = _is_list(column_type)
     inner = column_type.value_type if listed else column_type
     if not _is_fixed(inner) or pa.types.is_boolean(inner):
-        return None
-    return "list" if listed else "plain"
-
-
-@cache
-def _prefix(column_type: pa.DataType) -> bytes:
-    return _sized(_DOMAIN) + _sized(canonical_type(column_type).encode())
+        return None, prefix
+    return "list" if listed else "plain", prefix
 
 
 def _sized(part: bytes) -> bytes:
-    return len(part).to_bytes(8, "little") + part
+    return _eight(len(part)) + part
+
+
+def _eight(number: int) -> bytes:
+    return number.to_bytes(8, "little")
+
+
+_EIGHT = _eight(8)
+_VALID = _sized(_ALL_VALID)
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import marshal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -15,6 +15,7 @@ from trajreplay.schema.settings import Settings
 
 SCOPES = ("sample", "micro_batch", "rank", "global")
 REDUCTIONS = ("sum", "mean", "weighted-mean")
+PLAIN_MARSHAL = 2  # without references between equal objects: equal trees become equal bytes
 
 
 class Deferred:
@@ -177,7 +178,7 @@ class Entry(Deferred):
         Raises:
             SchemaError: It holds fields that this version does not know.
         """
-        return _settings(json.dumps(self.settings_tree))
+        return _settings(marshal.dumps(dict(self.settings_tree), PLAIN_MARSHAL))
 
     def file(self, table: str) -> DataFile | None:
         """The file with this capture's rows of a table."""
@@ -190,6 +191,6 @@ class Entry(Deferred):
 
 
 @lru_cache(maxsize=256)
-def _settings(text: str) -> Settings:
+def _settings(tree: bytes) -> Settings:
     """Entries share them, since a run has the same ones in all of its captures."""
-    return Settings.from_json(json.loads(text))
+    return Settings.from_json(marshal.loads(tree))

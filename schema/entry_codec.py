@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import fields
 from functools import cached_property, lru_cache, partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from trajreplay.schema import exact
 from trajreplay.schema.canonical import dump_signed, load_signed, parse_verified
@@ -19,6 +20,7 @@ from trajreplay.schema.tables import FORMAT_VERSION
 STATUSES = ("complete", "dropped")
 _FIELDS = tuple(one.name for one in fields(Entry))
 _FILE_FIELDS = tuple(one.name for one in fields(DataFile))
+_KEPT_TREES = 16
 _PLACE = ("path", "bytes", "footer", "first_row_group", "row_groups", "first_row", "digest")
 
 
@@ -119,7 +121,7 @@ def _checked(path: str, read: Callable[[], _Value]) -> _Value:
 
 def _entry(tree: dict[str, Any], key: CaptureKey, data: bytes, path: str) -> Entry:
     files = exact.array(tree["files"])
-    rest = _Rest(data, path)
+    rest = _Rest(data, path, tree)
     entry: Entry = object.__new__(Entry)
     vars(entry).update(
         key=key,
@@ -140,10 +142,19 @@ def _entry(tree: dict[str, Any], key: CaptureKey, data: bytes, path: str) -> Ent
 
 
 class _Rest:
-    """The verified bytes of an entry, decoded when the first of its deferred fields is read."""
+    """The verified bytes of an entry, decoded when the first of its deferred fields is read.
 
-    def __init__(self, data: bytes, path: str) -> None:
+    The latest few keep what was parsed, for readers that take one entry after another.
+    """
+
+    _latest: ClassVar[deque[_Rest]] = deque()
+
+    def __init__(self, data: bytes, path: str, tree: dict[str, Any]) -> None:
         self._data, self._path = data, path
+        self._tree: dict[str, Any] | None = tree
+        self._latest.append(self)
+        if len(self._latest) > _KEPT_TREES:
+            self._latest.popleft()._tree = None
 
     def sections(self) -> dict[str, Any]:
         """Fields of the entry."""
@@ -155,7 +166,7 @@ class _Rest:
 
     @cached_property
     def _decoded(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        tree = parse_verified(self._data)
+        tree = self._tree or parse_verified(self._data)
         return _checked(
             self._path,
             lambda: (

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import marshal
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import product
+from types import MappingProxyType
 from typing import Any
 
 from trajreplay.schema import exact
 from trajreplay.schema.canonical import read_float
 from trajreplay.schema.contracts import StageContract
-from trajreplay.schema.entry import REDUCTIONS, SCOPES, ColumnSeal, LogProbOrigin, Output
+from trajreplay.schema.entry import (
+    PLAIN_MARSHAL,
+    REDUCTIONS,
+    SCOPES,
+    ColumnSeal,
+    LogProbOrigin,
+    Output,
+)
 from trajreplay.schema.policy import Tolerance
 
 _NOTHING = type(None)
@@ -19,50 +28,68 @@ _SEAL_TYPES = frozenset(product([str], [int], [int], [int, _NOTHING], [str, _NOT
 
 def read_seals(tree: Any) -> dict[str, ColumnSeal]:
     """The columns of a data file."""
-    return {name: _seal(exact.array(one)) for name, one in exact.tree(tree).items()}
+    return {name: _seal(one) for name, one in exact.tree(tree).items()}
 
 
-def _seal(parts: list[Any]) -> ColumnSeal:
-    seal = ColumnSeal._make(parts)
-    if tuple(map(type, seal)) not in _SEAL_TYPES or min(seal[1], seal[2], seal[3] or 0) < 0:
+def _seal(parts: Any) -> ColumnSeal:
+    if tuple(map(type, exact.array(parts))) not in _SEAL_TYPES or (
+        min(parts[1], parts[2], parts[3] or 0) < 0
+    ):
         raise ValueError(f"{parts!r} are no digest, counts and dtype")
-    return seal
+    return tuple.__new__(ColumnSeal, parts)
 
 
 def _outputs(trees: Any) -> tuple[Output, ...]:
-    return tuple(_output(one) for one in exact.array(trees))
+    return tuple(map(_output, exact.array(trees)))
 
 
 def _output(tree: Any) -> Output:
     get = exact.tree(tree).get
-    values = get("values")
-    by_row = get("scope") == "sample"
-    if (values is None) == by_row or (get("value") is None) != by_row:
+    value, values, scope = get("value"), get("values"), get("scope")
+    by_row = scope == "sample"
+    if (values is None) == by_row or (value is None) != by_row:
         raise ValueError("an output has either one value or, at scope sample, one per row")
     output: Output = object.__new__(Output)
     vars(output).update(
-        stage=exact.text(tree["stage"]),
-        field=exact.text(tree["field"]),
-        value=exact.optional(get("value"), read_float),
+        _meaning(tree["stage"], tree["field"], scope, get("reduction"), get("micro_batch_id")),
+        value=_number(value),
         values=None if values is None else tuple(map(read_float, exact.array(values))),
-        scope=exact.optional(get("scope"), partial(exact.one_of, allowed=SCOPES)),
-        reduction=exact.optional(get("reduction"), partial(exact.one_of, allowed=REDUCTIONS)),
-        micro_batch_id=exact.optional(get("micro_batch_id"), exact.text),
-        numerator=exact.optional(get("numerator"), read_float),
-        denominator=exact.optional(get("denominator"), read_float),
+        numerator=_number(get("numerator")),
+        denominator=_number(get("denominator")),
         scale=read_float(tree["scale"]),
     )
     return output
 
 
-def _contracts(tree: Any) -> dict[str, StageContract]:
-    return {name: _contract(name, *_texts(one).items()) for name, one in exact.tree(tree).items()}
-
-
 @lru_cache(maxsize=1024)
-def _contract(name: str, *fields: tuple[str, Any]) -> StageContract:
+def _meaning(
+    stage: Any, field: Any, scope: Any, reduction: Any, micro_batch_id: Any
+) -> Mapping[str, str | None]:
+    """What a scalar is, checked: captures of a run record the same ones."""
+    return {
+        "stage": exact.text(stage),
+        "field": exact.text(field),
+        "scope": None if scope is None else exact.one_of(scope, SCOPES),
+        "reduction": None if reduction is None else exact.one_of(reduction, REDUCTIONS),
+        "micro_batch_id": exact.optional(micro_batch_id, exact.text),
+    }
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else read_float(value)
+
+
+def _contracts(tree: Any) -> Mapping[str, StageContract]:
+    return _shared_contracts(marshal.dumps(tree, PLAIN_MARSHAL))
+
+
+@lru_cache(maxsize=256)
+def _shared_contracts(tree: bytes) -> Mapping[str, StageContract]:
     """Entries share them, since a run claims the same of all its captures."""
-    return StageContract(name, **dict(fields))
+    found = exact.tree(marshal.loads(tree))
+    return MappingProxyType(
+        {name: StageContract(name, **_texts(one)) for name, one in found.items()}
+    )
 
 
 def _tolerances(tree: Any) -> dict[str, Tolerance]:

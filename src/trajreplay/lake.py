@@ -273,12 +273,16 @@ class Lake:
 
         return inspect(self._catalog, rollout_id, step_id, run_id=run, attempt=attempt)
 
-    def validate(self, *, progress: Callable[[int, int], None] | None = None) -> ValidationReport:
+    def validate(
+        self, *, deep: bool = False, progress: Callable[[int, int], None] | None = None
+    ) -> ValidationReport:
         """Check every file: format, integrity, safety, completeness, closure, redaction.
 
         Nothing is recomputed, and the lake is listed anew.
 
         Args:
+            deep: Also decode the lists of numbers, and make the digest of each anew: whether the
+                program that captured sealed what it wrote.
             progress: Called with the captures done and all of them.
 
         Returns:
@@ -286,7 +290,7 @@ class Lake:
         """
         from trajreplay.query import validate
 
-        return validate(self._store, progress=progress)
+        return validate(self._store, deep=deep, progress=progress)
 
     def replay(
         self,

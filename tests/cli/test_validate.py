@@ -3,11 +3,13 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from tests.helpers.cli import Outcome, run
+from tests.helpers.mutate import change_json
 from tests.helpers.small_lakes import faulty_lake, gappy_lake
 from trajreplay.cli.validate import validation_lines
-from trajreplay.query import ValidationFinding, ValidationReport
+from trajreplay.query import Catalog, ValidationFinding, ValidationReport
 
 
 def validate(lake: Path, *args: str) -> Outcome:
@@ -18,6 +20,22 @@ def validate(lake: Path, *args: str) -> Outcome:
 def test_a_whole_lake_is_ok_whatever_its_arithmetic(tmp_path: Path) -> None:
     lake = Path(faulty_lake(tmp_path / "lake").path)
     assert validate(lake) == Outcome(0, "ok: 3 captures, 3 files, N bytes: nothing found\n", "")
+
+
+def test_deep_finds_a_seal_that_its_column_does_not_have(tmp_path: Path) -> None:
+    lake = faulty_lake(tmp_path / "lake")
+    key = next(iter(Catalog.open(lake._store).keys))
+
+    def forge(tree: dict[str, Any]) -> None:
+        columns = tree["files"][0]["columns"]
+        columns["reward"][0] = "0" * 64
+
+    change_json(lake, key, forge)
+    assert validate(Path(lake.path)).code == 0
+    outcome = validate(Path(lake.path), "--deep")
+    assert outcome.code == 3
+    assert "error integrity: " in outcome.out
+    assert "column reward has the digest" in outcome.out
 
 
 def test_what_a_replay_would_refuse_is_an_error(tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ def found(report: ValidationReport, severity: str = "error") -> list[tuple[str, 
     return [(one.check, one.message) for one in report.findings if one.severity == severity]
 
 
-def only_error(lake: Lake) -> tuple[str, str]:
-    (error,) = found(lake.validate())
+def only_error(lake: Lake, *, deep: bool = False) -> tuple[str, str]:
+    (error,) = found(lake.validate(deep=deep))
     return error
 
 
@@ -62,7 +62,7 @@ def test_an_empty_lake_is_valid(lake: Lake) -> None:
 
 
 @pytest.mark.parametrize("column", ["log_probs", "reward", "sample_id", "loss_mask", "rank"])
-def test_a_changed_value_of_any_column_is_found(lake: Lake, column: str) -> None:
+def test_a_changed_value_of_any_column_is_found_by_its_digest(lake: Lake, column: str) -> None:
     (entry,) = write_rollout(lake, 0, ranks=[0], expected_ranks=[0])
     path = data_file(lake, entry.key)
     table = pq.ParquetFile(path).read()
@@ -78,9 +78,84 @@ def test_a_changed_value_of_any_column_is_found(lake: Lake, column: str) -> None
         write_statistics=False,
     )
     sign_file(lake, entry.key)
-    check, message = only_error(lake)
+    check, message = only_error(lake, deep=True)
     assert check == "integrity"
     assert column in message or "loss_mask" in message
+
+
+@pytest.mark.parametrize("name", ["old_log_probs", "log_probs"])
+def test_each_float_list_has_its_own_digest_made_anew(lake: Lake, name: str) -> None:
+    entry = record(
+        lake,
+        lambda capture: capture.samples([sample(0, length=2)]),
+        lambda capture: capture.tensor("old_log_probs", [[-1.0, -2.0]]),
+        lambda capture: capture.tensor("log_probs", [[-1.5, -2.5]]),
+    )
+    path = data_file(lake, entry.key)
+    table = pq.ParquetFile(path).read()
+    index = table.column_names.index(name)
+    values = pa.array([[-3.0, -4.0]], table[name].type)
+    changed = table.set_column(index, table.schema.field(index), values)
+    pq.write_table(changed, path, store_schema=False, write_statistics=False)
+    sign_file(lake, entry.key)
+    check, message = only_error(lake, deep=True)
+    assert check == "integrity"
+    assert f"column {name} has the digest" in message
+
+
+def test_a_file_whose_bytes_are_not_sealed_is_decoded_whole(lake: Lake) -> None:
+    (entry,) = write_rollout(lake, 0, ranks=[0], expected_ranks=[0])
+    change_json(lake, entry.key, lambda tree: tree["files"][0].update(digest=""))
+    assert lake.validate().findings == []
+    change_json(lake, entry.key, set_seal(0, "0" * 64))
+    assert "column log_probs has the digest" in only_error(lake)[1]
+
+
+@pytest.mark.parametrize("where", [0.02, 0.3, 0.5, 0.7, 0.97])
+def test_a_changed_byte_anywhere_in_a_file_is_found_without_decoding(
+    lake: Lake, where: float
+) -> None:
+    (entry,) = write_rollout(lake, 0, ranks=[0], expected_ranks=[0])
+    path = data_file(lake, entry.key)
+    data = bytearray(path.read_bytes())
+    data[int(len(data) * where)] ^= 1
+    path.write_bytes(bytes(data))
+    assert "its bytes changed" in only_error(lake)[1]
+
+
+def test_a_large_file_is_verified_to_its_last_byte(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (entry,) = write_rollout(lake, 0, ranks=[0], expected_ranks=[0])
+    monkeypatch.setattr("trajreplay.query.datafile.WHOLE_LIMIT_BYTES", 0)
+    assert lake.validate().findings == []
+    path = data_file(lake, entry.key)
+    data = bytearray(path.read_bytes())
+    data[40] ^= 1
+    path.write_bytes(bytes(data))
+    assert "its bytes changed" in only_error(lake)[1]
+
+
+def test_a_lie_about_values_that_only_decoding_shows_is_left_to_deep_and_to_replay(
+    lake: Lake,
+) -> None:
+    (entry,) = write_rollout(lake, 0, ranks=[0], expected_ranks=[0])
+    change_json(lake, entry.key, set_seal(0, "0" * 64))
+    assert lake.validate().ok
+    assert "column log_probs has the digest" in only_error(lake, deep=True)[1]
+
+
+def test_key_pages_seen_before_are_no_proof_for_another_key(lake: Lake) -> None:
+    _, second = write_rollout(lake, 0)
+    zeros = pa.array([0, 0], pa.int32())  # as rank 0 has them
+    change_table(
+        lake,
+        second.key,
+        lambda table: table.set_column(table.column_names.index("rank"), "rank", zeros),
+    )
+    check, message = only_error(lake)
+    assert check == "integrity"
+    assert "column rank is not that of its entry" in message
 
 
 @pytest.mark.parametrize("name", ["reward", "log_probs", "sample_id"])
@@ -227,9 +302,17 @@ def drop_value(values: list[Any]) -> list[Any]:
 def test_lists_of_another_length_than_the_response_are_an_error(lake: Lake, column: str) -> None:
     (entry,) = write_rollout(lake, 0, ranks=[0], expected_ranks=[0])
     change_value(lake, entry.key, column, 1, drop_value)
-    check, message = only_error(lake)
+    check, message = only_error(lake, deep=True)
     assert check == "content"
     assert f"row 1: {column} has 2 values, expected response_length = 3" in message
+
+
+def test_too_many_values_of_a_list_are_an_error_without_decoding_it(lake: Lake) -> None:
+    (entry,) = write_rollout(lake, 0, ranks=[0], expected_ranks=[0])
+    change_value(lake, entry.key, "log_probs", 1, drop_value)
+    check, message = only_error(lake)
+    assert check == "content"
+    assert "column log_probs has 4 values, expected 5, the sum of response_length" in message
 
 
 def test_a_mask_of_something_else_than_0_and_1_is_an_error(lake: Lake) -> None:
@@ -254,7 +337,7 @@ def test_counts_of_the_entry_are_held_against_the_values(
 ) -> None:
     (entry,) = write_rollout(lake, 0, ranks=[0], expected_ranks=[0])
     change_json(lake, entry.key, set_seal(position, value))
-    assert message in only_error(lake)[1]
+    assert message in only_error(lake, deep=True)[1]
 
 
 def test_nan_and_infinity_are_no_error(lake: Lake) -> None:
@@ -325,9 +408,9 @@ def test_large_captures_are_checked_a_column_at_a_time(
 ) -> None:
     (entry,) = write_rollout(lake, 0, ranks=[0], expected_ranks=[0])
     monkeypatch.setattr("trajreplay.query.validate_files.WHOLE_LIMIT_BYTES", 0)
-    assert lake.validate().findings == []
+    assert lake.validate(deep=True).findings == []
     change_value(lake, entry.key, "log_probs", 1, drop_value)
-    assert "expected response_length = 3" in only_error(lake)[1]
+    assert "expected response_length = 3" in only_error(lake, deep=True)[1]
 
 
 def test_findings_come_as_a_table(lake: Lake) -> None:
