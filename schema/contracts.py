@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -161,6 +162,9 @@ class StageContract:
         implementation: reimplemented, or reuse of the producer's own function: `reuse` is the
             entry point of the stage's name in the group `trajreplay.kernels`, `reuse:NAME` the
             entry point `STAGE:NAME`.
+        scalars: Of a loss, the scalars that its producer computes at all, the loss among them;
+            those of the stage that the settings bring if none are named. What is recorded is
+            compared either way; what is named and missing leaves the stage unverified.
 
     >>> StageContract("loss.policy", implementation="reuse:mine").kernel
     'loss.policy:mine'
@@ -171,9 +175,21 @@ class StageContract:
     version: str = CONTRACT_VERSION
     reason: str = ""
     implementation: str = REIMPLEMENTED
+    scalars: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        stage_named(self.stage)
+        known = stage_named(self.stage).scalars
+        named = self.scalars.split(",") if isinstance(self.scalars, str) else self.scalars
+        object.__setattr__(self, "scalars", tuple(named))
+        if self.scalars and (
+            not self.stage.startswith("loss.")
+            or not set(self.scalars) <= set(known)
+            or known[0] not in self.scalars
+        ):
+            raise SchemaError(
+                f"stage {self.stage}: scalars are {', '.join(self.scalars)}, expected, of a loss, "
+                f"{known[0] if known else 'none'} and others of {', '.join(known)}"
+            )
         if self.capability not in CAPABILITIES:
             raise SchemaError(
                 f"stage {self.stage}: capability is {self.capability!r}, "
@@ -216,9 +232,11 @@ class StageContract:
 
     def to_json(self) -> dict[str, Any]:
         """All fields but the stage's name, which is the key under which they are stored."""
+        named = {"scalars": ",".join(self.scalars)} if self.scalars else {}
         return {
             "capability": self.capability,
             "version": self.version,
             "reason": self.reason,
             "implementation": self.implementation,
+            **named,
         }

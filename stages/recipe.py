@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trajreplay.query.capture_sets import CaptureSet
 from trajreplay.schema.contracts import CONTRACT_VERSION, STAGE_NAMES, V1_STAGES, StageContract
@@ -170,6 +170,9 @@ class Recipes:
                 else:
                     found = reused_ability(contract, lead.settings, widest, held)
                 if found.capability == "recompute":
+                    if contract.scalars:
+                        writes = tuple(one for one in found.writes if one in contract.scalars)
+                        found = replace(found, writes=writes)
                     chosen[name] = found
                     continue
                 if found.capability == "inspect-only":

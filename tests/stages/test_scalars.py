@@ -10,7 +10,7 @@ from tests.helpers.cohorts import Expected, Shares, terms
 from tests.helpers.recordings import RECORDINGS
 from tests.helpers.scenes import WAY, diverged, drawn, halves, the_stage, write_whole
 from tests.helpers.trainer import METRICS, Sample, Trainer
-from trajreplay import CaptureError, Lake
+from trajreplay import CaptureError, Lake, SchemaError, StageContract
 from trajreplay.stages import Divergence, Report
 
 TRAINER = Trainer(WAY)
@@ -264,3 +264,58 @@ def test_losses_that_cancel_are_judged_by_what_they_are_made_of(lake: Lake) -> N
     write_whole(lake, {0: samples}, way, step_id=1, expected={0: [Expected(total, meaning)]})
     report = lake.replay()
     assert [one.verdict for one in report.cohorts] == ["precision", "diverged"]
+
+
+NAMED: list[tuple[tuple[str, ...], tuple[str, ...], str]] = [
+    (("loss",), ("loss",), "pass"),
+    (("loss", "pg_loss"), ("loss",), "unverified"),
+    ((), ("loss",), "unverified"),
+    (("loss",), (), "unverified"),
+    (("loss",), ("loss", "ppo_kl"), "pass"),
+]
+
+
+@pytest.mark.parametrize(("named", "recorded", "verdict"), NAMED)
+def test_a_producer_may_name_the_scalars_that_it_computes(
+    lake: Lake, named: tuple[str, ...], recorded: tuple[str, ...], verdict: str
+) -> None:
+    shares = halves(drawn())
+    values = {
+        rank: {name: terms(TRAINER, own)[name] for name in recorded} for rank, own in shares.items()
+    }
+    meaning = {"scope": "rank", "reduction": "sum"}
+    write_whole(
+        lake,
+        dict(shares),
+        expected={rank: [Expected(one, meaning)] for rank, one in values.items()},
+        settings=WAY.full,
+        stages=["sample", StageContract("loss.policy", scalars=named)],
+    )
+    assert the_stage(lake.replay(), "loss.policy").verdict == verdict
+
+
+def test_a_scalar_that_is_not_named_is_compared_all_the_same(lake: Lake) -> None:
+    shares = halves(drawn())
+    write_whole(
+        lake,
+        dict(shares),
+        expected=_spoilt(RECORDINGS["sum"](TRAINER, shares)),
+        settings=WAY.full,
+        stages=["sample", StageContract("loss.policy", scalars=["loss"])],
+    )
+    assert diverged(lake.replay()) == ["loss.policy"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "scalars"),
+    [
+        ("loss.policy", ("pg_loss",)),
+        ("loss.policy", ("loss", "reward")),
+        ("loss.policy", ("",)),
+        ("reward.raw", ("raw_rewards",)),
+        ("sample", ("loss",)),
+    ],
+)
+def test_a_loss_names_at_least_itself(stage: str, scalars: tuple[str, ...]) -> None:
+    with pytest.raises(SchemaError, match="scalars are"):
+        StageContract(stage, scalars=scalars)

@@ -1,0 +1,226 @@
+"""Four methods of one trainer, wrapped: what it generates, scores and computes is recorded."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from trajreplay.capture.trl.generation import (
+    ROW,
+    Generation,
+    Scored,
+    generation_of,
+    record_of,
+    rollout_of,
+    tokens_of,
+)
+from trajreplay.capture.trl.settings import Arithmetic
+
+if TYPE_CHECKING:
+    import torch
+
+    from trajreplay.capture.recorder import Recorder
+
+# Columns of a lake, and the names that TRL has for them.
+_COLUMNS = {
+    "old_log_probs": "old_per_token_logps",
+    "ref_log_probs": "ref_per_token_logps",
+    "rollout_log_probs": "sampling_per_token_logps",
+}
+METHODS = (
+    "_generate_and_score_completions",
+    "_calculate_rewards",
+    "_get_per_token_logps_and_entropies",
+    "_compute_loss",
+)
+_GENERATIONS_KEPT = 2
+
+
+class Hooks:
+    """The wrapped methods, and what is known between their calls.
+
+    Args:
+        trainer: The trainer; its own methods do the work, unchanged.
+        recorder: Where to.
+        first_rollout: Number of the next generation.
+        texts: Whether texts are handed over to the redaction policy.
+
+    Attributes:
+        steps: Optimizer steps begun.
+    """
+
+    def __init__(
+        self, trainer: Any, recorder: Recorder, *, first_rollout: int = 0, texts: bool = False
+    ) -> None:
+        self._trainer, self._recorder, self._texts = trainer, recorder, texts
+        self._next_rollout = first_rollout
+        self._generations: dict[int, Generation] = {}
+        self._versions: dict[int, int] = {}
+        self._scored: Scored | None = None
+        self._in_loss = False
+        self._log_probs: torch.Tensor | None = None
+        self._entropy: torch.Tensor | None = None
+        self._step: tuple[int, int] | None = None  # of the trainer: global step, micro-batches
+        self._arithmetic: Arithmetic | None = None
+        self._rollout_of_step = self._step_id = -1
+        self.steps = 0
+        for name in METHODS:
+            setattr(trainer, name, self._wrapped(name, getattr(trainer, name)))
+
+    def remove(self) -> None:
+        """Give the trainer its own methods back."""
+        self._end_step()
+        for name in METHODS:
+            vars(self._trainer).pop(name, None)
+
+    def _wrapped(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        wrapper = getattr(self, name.removeprefix("_").partition("_")[0])
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return wrapper(original, *args, **kwargs)
+
+        return call
+
+    def generate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A generation, which is a rollout; what serves an evaluation is none."""
+        output = original(*args, **kwargs)
+        if self._trainer.model.training:
+            with self._recorder.guard("generation"):
+                self._record_generation(output)
+        return output
+
+    def calculate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Rewards of each function."""
+        rewards = original(*args, **kwargs)
+        with self._recorder.guard("rewards"):
+            _, prompts, completions, *rest = args
+            lengths = [len(one) for one in rest[0]] if rest else None
+            self._scored = Scored(rewards, prompts, completions, lengths)
+        return rewards
+
+    def get(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Log-probs; those of a loss are its current ones. The tuple differs between versions."""
+        found = original(*args, **kwargs)
+        if self._in_loss and self._log_probs is None:
+            self._log_probs, self._entropy = found[0], found[1]
+        return found
+
+    def compute(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The loss of one micro-batch."""
+        self._in_loss, self._log_probs, self._entropy = True, None, None
+        try:
+            loss = original(*args, **kwargs)
+        finally:
+            self._in_loss = False
+        if self._trainer.model.training:
+            with self._recorder.guard("loss"):
+                self._record_loss(kwargs.get("inputs", args[-1]), loss)
+        return loss
+
+    def _record_generation(self, output: dict[str, Any]) -> None:
+        self._end_step_if_done()
+        rollout_id, self._next_rollout = self._next_rollout, self._next_rollout + 1
+        scored, self._scored = self._scored, None
+        if scored is None:
+            raise RuntimeError("a generation was not scored by _calculate_rewards")
+        trainer = self._trainer
+        generation = generation_of(rollout_id, output, scored, trainer=trainer, texts=self._texts)
+        output[ROW] = generation.row_numbers(output["advantages"].device)
+        self._generations[rollout_id] = generation
+        self._versions[rollout_id] = int(trainer.state.global_step)
+        for old in sorted(self._generations)[:-_GENERATIONS_KEPT]:
+            del self._generations[old], self._versions[old]
+        records = generation.records
+        arithmetic = Arithmetic(trainer, "old_per_token_logps" not in output, len(records))
+        self._recorder.begin_rollout(
+            rollout_id,
+            settings=arithmetic.settings,
+            stages=arithmetic.rollout_stages,
+            cohort_size=len(records) * trainer.accelerator.num_processes,
+        )
+        self._recorder.record(
+            records,
+            origins=self._origins(output, rollout_id),
+            tokens=tokens_of(output, records),
+            advantages=_by_token(output["advantages"], output["completion_mask"]),
+            **{name: output.get(key) for name, key in _COLUMNS.items()},
+        )
+        self._recorder.end_rollout()
+
+    def _origins(self, inputs: dict[str, Any], rollout_id: int) -> dict[str, dict[str, Any]]:
+        """Where the log-probs came from that were made when the samples were."""
+        temperature = float(self._trainer.temperature)
+        version = self._versions.get(rollout_id)
+        made = {"temperature": temperature, "weight_version": version}
+        found: dict[str, dict[str, Any]] = {
+            "old_log_probs": {"source": "trainer", **made},
+            "rollout_log_probs": {"source": "sampler", "temperature": temperature},
+        }
+        return {name: one for name, one in found.items() if inputs.get(_COLUMNS[name]) is not None}
+
+    def _record_loss(self, inputs: dict[str, Any], loss: torch.Tensor) -> None:
+        if ROW not in inputs:
+            return
+        trainer, numbers = self._trainer, inputs[ROW].tolist()
+        rollout_id = rollout_of(numbers[0])
+        at = int(trainer.state.global_step)
+        if self._step is None or self._step[0] != at:
+            self._begin_step(at, rollout_id, inputs)
+        assert self._step is not None
+        assert self._arithmetic is not None
+        index = self._step[1]
+        generated = inputs.get("num_items_in_batch")
+        meaning = self._arithmetic.meaning(None if generated is None else float(generated))
+        made = {"temperature": float(trainer.temperature), "weight_version": at}
+        columns = {name: inputs.get(key) for name, key in _COLUMNS.items()}
+        self._recorder.record_policy_loss(
+            index,
+            [record_of(self._generations, one) for one in numbers],
+            scalars={"loss": loss},
+            origins={
+                **self._origins(inputs, rollout_id),
+                "log_probs": {"source": "trainer", **made},
+            },
+            log_probs=self._log_probs,
+            entropy=self._entropy,
+            advantages=_by_token(inputs["advantages"], inputs["completion_mask"]),
+            **(meaning | columns),
+        )
+        self._log_probs = self._entropy = None
+        self._step = at, index + 1
+        self._end_step_if_done()
+
+    def _begin_step(self, at: int, rollout_id: int, inputs: dict[str, Any]) -> None:
+        """A step is numbered within the rollout whose samples it takes first."""
+        self._end_step()
+        same = rollout_id == self._rollout_of_step
+        self._rollout_of_step, self._step_id = rollout_id, self._step_id + 1 if same else 0
+        trainer, rows = self._trainer, len(inputs[ROW])
+        self._arithmetic = Arithmetic(trainer, inputs.get("old_per_token_logps") is None, rows)
+        micro_batches = rows * int(trainer.current_gradient_accumulation_steps)
+        self._recorder.begin_step(
+            rollout_id,
+            self._step_id,
+            settings=self._arithmetic.settings,
+            stages=self._arithmetic.step_stages,
+            cohort_size=micro_batches * trainer.accelerator.num_processes,
+        )
+        self._step = at, 0
+        self.steps += 1
+
+    def _end_step_if_done(self) -> None:
+        size = int(self._trainer.current_gradient_accumulation_steps)
+        if self._step is not None and self._step[1] >= size:
+            self._end_step()
+
+    def _end_step(self) -> None:
+        if self._step is not None:
+            self._step = None
+            self._recorder.end_step()
+
+
+def _by_token(advantages: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """(S, T). One advantage a sample, or a token, as its tokens have it."""
+    return advantages.unsqueeze(1).expand(like.shape) if advantages.ndim == 1 else advantages

@@ -1,0 +1,232 @@
+"""Real trainings of TRL on the CPU: captured, they replay, and their numbers are the same bits."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.processes import ROOT, free_port
+from tests.helpers.trl_training import PLAIN, PROMPTS, make_trainer, train
+from trajreplay import Lake
+from trajreplay.capture import CaptureWarning, Switches
+from trajreplay.capture.trl import TrajReplayCallback, attach
+from trajreplay.stages import Report
+
+pytestmark = [pytest.mark.trl, pytest.mark.filterwarnings("ignore")]
+
+KL = {"beta": 0.04, "num_iterations": 2}
+BY_SEQUENCE = {"importance_sampling_level": "sequence", "num_iterations": 2}
+TYPES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
+CASES: dict[str, dict[str, Any]] = {
+    **{f"{name}": {"loss_type": name} for name in TYPES},
+    **{f"{name} with kl, twice": {"loss_type": name, **KL} for name in TYPES},
+    "gspo": {"loss_type": "grpo", **BY_SEQUENCE},
+    "gspo, on policy, with kl": {**BY_SEQUENCE, "beta": 0.04, "num_iterations": 1},
+    "gspo with plain kl": {
+        "loss_type": "grpo",
+        "use_bias_correction_kl": False,
+        "scale_rewards": "batch",
+        **BY_SEQUENCE,
+        "beta": 0.04,
+    },
+    "luspo by sequence": {"loss_type": "luspo", **BY_SEQUENCE},
+    "clipped on both sides": {"loss_type": "grpo", "delta": 1.5, "num_iterations": 3},
+    "unscaled": {"loss_type": "grpo", "scale_rewards": "none", "num_iterations": 2},
+    "truncated completions masked": {
+        "loss_type": "dapo",
+        "mask_truncated_completions": True,
+        "epsilon_high": 0.28,
+        "num_iterations": 2,
+    },
+    "off-policy samples masked": {"off_policy_mask_threshold": 0.05, "num_iterations": 2},
+    "a generation of two steps": {
+        "loss_type": "dapo",
+        "steps_per_generation": 8,
+        "per_device_train_batch_size": 4,
+    },
+    "accumulation of two": {
+        "loss_type": "dapo",
+        "gradient_accumulation_steps": 2,
+        "steps_per_generation": 4,
+    },
+    "a step of two generations": {"loss_type": "dapo", "steps_per_generation": 2},
+    "no accumulation, and a temperature": {"gradient_accumulation_steps": 1, "temperature": 0.7},
+}
+# What TRL computes and no setting describes: it is recorded, and says why it is not recomputed.
+SHOWN: dict[str, tuple[dict[str, Any], str, str]] = {
+    "gspo with weighted kl": ({**BY_SEQUENCE, "beta": 0.04}, "loss.policy", "KL of its tokens"),
+    "high entropy only": ({"top_entropy_quantile": 0.5}, "loss.policy", "high entropy"),
+    "entropy bonus": ({"entropy_coef": 0.01}, "loss.policy", "entropy bonus"),
+    "each reward normalised": (
+        {"multi_objective_aggregation": "normalize_then_sum"},
+        "reward.post_process",
+        "normalize_then_sum",
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def switches(folder: Path, **changes: Any) -> Switches:
+    return Switches(**{"lake": str(folder / "lake"), "run_id": "r", "strict": True, **changes})
+
+
+def replayed(folder: Path) -> Report:
+    return Lake.open(folder / "lake").replay()
+
+
+def verdicts(report: Report, stage: str) -> set[str]:
+    found = [one for cohort in report.cohorts for one in cohort.stages if one.stage == stage]
+    return {str(one.verdict) for one in found} - {"not-declared"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_training_replays_and_its_parameters_are_the_same_bits(
+    model: Path, tmp_path: Path, name: str
+) -> None:
+    plain, _ = train(model, tmp_path / "out", CASES[name], None)
+    captured, trainer = train(model, tmp_path / "out", CASES[name], switches(tmp_path))
+    assert captured == plain
+    report = replayed(tmp_path)
+    assert report.verdict == "pass", report.to_json()
+    steps = [one for one in report.cohorts if one.step_id is not None]
+    assert len(steps) == PLAIN["max_steps"] == trainer.state.global_step
+    for stage in ("sample", "reward.raw", "reward.post_process", "advantage.estimate"):
+        assert verdicts(report, stage) == {"pass"}
+    losses = [one for cohort in steps for one in cohort.stages if one.stage == "loss.policy"]
+    accumulation = CASES[name].get("gradient_accumulation_steps", 4)
+    assert [one.verdict for one in losses] == ["pass"] * len(steps)
+    assert {one.compared for one in losses} == {accumulation}
+    assert max(one.max_abs_error or 0.0 for one in losses) < 5e-7
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_what_no_setting_describes_is_recorded_and_says_why(
+    model: Path, tmp_path: Path, name: str
+) -> None:
+    fields, stage, why = SHOWN[name]
+    train(model, tmp_path / "out", {"max_steps": 2, **fields}, switches(tmp_path))
+    report = replayed(tmp_path)
+    assert verdicts(report, stage) == {"recorded-only"}
+    found = [one for cohort in report.cohorts for one in cohort.stages if one.stage == stage]
+    assert any(why in one.message for one in found)
+    assert report.verdict == "pass"
+
+
+@pytest.mark.parametrize("form", ["callback", "attach"])
+def test_the_environment_switches_it_on(
+    model: Path, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAJREPLAY_CAPTURE", "1")
+    monkeypatch.setenv("TRAJREPLAY_LAKE", str(tmp_path / "lake"))
+    monkeypatch.setenv("TRAJREPLAY_RUN_ID", "r")
+    monkeypatch.setenv("TRAJREPLAY_CAPTURE_ROLLOUTS", "1")
+    monkeypatch.setenv("TRAJREPLAY_CAPTURE_REDACTION", "prompt=truncate:2,response=hash")
+    options = {"callbacks": [TrajReplayCallback()]} if form == "callback" else {}
+    trainer = make_trainer(model, tmp_path / "out", {"max_steps": 3, **KL}, **options)
+    if form == "attach":
+        attach(trainer)
+    trainer.train()
+    lake = Lake.open(tmp_path / "lake")
+    report = lake.replay()
+    assert report.verdict == "pass"
+    assert [(one.rollout_id, one.step_id) for one in report.cohorts] == [(1, None), (1, 0)]
+    texts = lake.sql("select distinct prompt, response[:7] as response from rollouts").arrow()
+    assert set(texts["prompt"].to_pylist()) <= {one[:2] for one in PROMPTS}
+    assert set(texts["response"].to_pylist()) == {"sha256:"}
+    assert "_compute_loss" not in vars(trainer)
+
+
+def test_without_the_switch_a_trainer_is_left_alone(model: Path, tmp_path: Path) -> None:
+    trainer = make_trainer(model, tmp_path / "out", {"max_steps": 1})
+    before = [type(one) for one in trainer.callback_handler.callbacks]
+    attach(trainer)
+    assert [type(one) for one in trainer.callback_handler.callbacks] == before
+    assert "_compute_loss" not in vars(trainer)
+
+
+def test_a_training_that_takes_no_step_says_so(model: Path, tmp_path: Path) -> None:
+    trainer = make_trainer(model, tmp_path / "out", {"steps_per_generation": 8})
+    attach(trainer, switches(tmp_path))
+    with pytest.warns(CaptureWarning, match="took no optimizer step"):
+        trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("part", "stage"),
+    [("loss", "loss.policy"), ("advantages", "reward.post_process"), ("old", "sample")],
+)
+def test_a_fault_in_a_trainer_is_found_where_it_is(
+    model: Path, tmp_path: Path, part: str, stage: str
+) -> None:
+    trainer = make_trainer(model, tmp_path / "out", {"loss_type": "dapo", **KL})
+    generate, compute = trainer._generate_and_score_completions, trainer._compute_loss
+
+    def wrong_generation(inputs: Any) -> Any:
+        output = generate(inputs)
+        if part == "advantages":
+            output["advantages"] = output["advantages"] * 1.01
+        return output
+
+    def wrong_loss(model: Any, inputs: Any) -> Any:
+        if part == "old":
+            inputs["old_per_token_logps"] = inputs["old_per_token_logps"] + 1e-3
+        return compute(model, inputs) * (0.5 if part == "loss" else 1.0)
+
+    trainer._generate_and_score_completions, trainer._compute_loss = wrong_generation, wrong_loss
+    attach(trainer, switches(tmp_path))
+    trainer.train()
+    report = replayed(tmp_path)
+    assert (report.verdict, report.first_divergent_stage) == ("diverged", stage)
+
+
+@pytest.mark.parametrize("fields", [{"loss_type": "dapo", **KL}, {"loss_type": "grpo"}])
+def test_two_ranks_replay_as_one_training(
+    model: Path, tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    lake, given = str(tmp_path / "lake"), json.dumps({"per_device_train_batch_size": 4, **fields})
+    digests = {where: _ranks(model, tmp_path / "out", where, given) for where in ("-", lake)}
+    assert digests["-"] == digests[lake]
+    report = replayed(tmp_path)
+    assert report.verdict == "pass", report.to_json()
+    assert [one.ranks for one in report.cohorts] == [[0, 1]] * len(report.cohorts)
+    assert verdicts(report, "loss.policy") == {"pass"}
+
+
+def _ranks(model: Path, out: Path, lake: str, fields: str) -> list[str]:
+    """Train on two ranks that meet by gloo; the digest of the parameters of each."""
+    port = free_port()
+    programs = [
+        subprocess.Popen(
+            [sys.executable, "tests/helpers/trl_training.py", str(model), str(out), lake, fields],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={
+                **os.environ,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "OMP_NUM_THREADS": "1",
+            },
+        )
+        for rank in range(2)
+    ]
+    try:
+        found = [one.communicate(timeout=300) for one in programs]
+    finally:
+        for one in programs:
+            one.kill()
+    assert [one.returncode for one in programs] == [0, 0], "\n".join(error for _, error in found)
+    return [output.splitlines()[-1] for output, _ in found]
