@@ -28,7 +28,10 @@ VERBS = {
     ),
     "info": ("trajreplay.cli.overview", "Show what a lake holds, a row for each attempt."),
     "inspect": ("trajreplay.cli.overview", "Show who wrote each capture, and what is in it."),
-    "validate": ("trajreplay.cli.validate", "Check that a lake is whole, without arithmetic."),
+    "validate": (
+        "trajreplay.cli.validate",
+        "Check that a lake, or a file of another tool, is whole, without arithmetic.",
+    ),
     "replay": (
         "trajreplay.cli.replay",
         "Recompute every stage from reward to loss and name the first one that differs.",

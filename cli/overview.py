@@ -10,10 +10,13 @@ from trajreplay.cli.inspect_text import column_rows, inspection_text
 from trajreplay.cli.options import ATTEMPT, RUN, StepIdentity, lake_option, output_options
 from trajreplay.cli.output import Output
 from trajreplay.cli.progress import ProgressBar
+from trajreplay.cli.source import Source, source_options
 from trajreplay.cli.verb import Verb
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from trajreplay.lake import Lake
 
 
 @click.command(
@@ -98,7 +101,7 @@ _COUNTS = (
     exit_codes={0: "Done, whatever the captures' state.", 1: "", 2: "There is no such capture."},
     example="trajreplay inspect --step 120:0",
 )
-@lake_option
+@source_options
 @RUN
 @ATTEMPT
 @click.option(
@@ -106,13 +109,13 @@ _COUNTS = (
     "rollout_id",
     type=click.IntRange(min=0),
     metavar="R",
-    help="The captures of rollout R; excludes --step, and one of the two is needed.",
+    help="The captures of rollout R; excludes --step. Default: the only ones of PATH.",
 )
 @click.option(
     "--step",
     type=StepIdentity(),
     metavar="R:S",
-    help="The captures of optimizer step S of rollout R; excludes --rollout.",
+    help="The captures of step S of rollout R; excludes --rollout. Default: the only ones of PATH.",
 )
 @click.option(
     "--rank",
@@ -124,7 +127,7 @@ _COUNTS = (
 )
 @output_options
 def inspect(
-    lake_path: str,
+    source: Source,
     output: Output,
     run: str | None,
     attempt: int | None,
@@ -140,12 +143,13 @@ def inspect(
     import pyarrow as pa
 
     from trajreplay import QueryError
-    from trajreplay.lake import Lake
 
-    if (rollout_id is None) == (step is None):
+    named = [one for one in (rollout_id, step) if one is not None]
+    if len(named) > 1 or not (named or source.is_files):
         raise click.UsageError("Give one of --rollout R and --step R:S.")
-    place = step or (rollout_id, None)
-    found = Lake.open(lake_path).inspect(*place, run=run, attempt=attempt).to_json()
+    with source.open(output) as lake:
+        place = step or (rollout_id, None) if named else _only_place(lake)
+        found = lake.inspect(*place, run=run, attempt=attempt).to_json()
     captures = [one for one in found["captures"] if not ranks or one["rank"] in ranks]
     if not captures:
         there = ", ".join(str(one["rank"]) for one in found["captures"])
@@ -161,3 +165,26 @@ def inspect(
         output.lines(captures)
     else:
         output.rows(pa.Table.from_pylist(column_rows(found)))
+
+
+def _only_place(lake: Lake) -> tuple[int, int | None]:
+    """The rollout or step that a lake of files holds.
+
+    Raises:
+        CaptureError: The files were refused.
+        QueryError: It holds several.
+    """
+    from trajreplay import CaptureError, QueryError
+
+    found = lake.info().to_pylist()
+    places = [(one["rollout_id"], one["step_id"]) for one in found]
+    if not places and lake.imported is not None:
+        first = lake.imported.refused[0]
+        raise CaptureError(first.problem, hint=first.hint)
+    if len(places) > 1:
+        shown = [f"--rollout {r}" if s is None else f"--step {r}:{s}" for r, s in places[:5]]
+        raise QueryError(
+            f"there are {len(places)} rollouts and steps, expected one to be named",
+            hint=f"Give one of {', '.join(dict.fromkeys(shown))}; of several runs also --run.",
+        )
+    return places[0]

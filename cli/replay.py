@@ -14,13 +14,13 @@ from trajreplay.cli.options import (
     Size,
     StageName,
     StepIdentity,
-    lake_option,
     output_options,
     several,
 )
 from trajreplay.cli.output import Output
 from trajreplay.cli.progress import ProgressBar
 from trajreplay.cli.report_rows import write_report
+from trajreplay.cli.source import Source, source_options
 from trajreplay.cli.verb import Verb
 from trajreplay.cli.what_if import write_what_if
 
@@ -34,7 +34,7 @@ from trajreplay.cli.what_if import write_what_if
     },
     example='trajreplay replay --where "rollout_id=120"',
 )
-@lake_option
+@source_options
 @click.option(
     "--where",
     metavar="SQL",
@@ -105,7 +105,7 @@ from trajreplay.cli.what_if import write_what_if
 )
 @output_options
 def replay(
-    lake_path: str,
+    source: Source,
     output: Output,
     everything: bool,
     run: str | None,
@@ -114,10 +114,9 @@ def replay(
 ) -> None:
     """Recompute every stage from reward to loss and name the first one that differs.
 
-    Without a selection, of the whole lake. Selections combine: a sample has to satisfy all.
+    Without a selection, of the whole lake, or of the files at PATH. Selections combine: a sample
+    has to satisfy all.
     """
-    from trajreplay.lake import Lake
-
     if selection["steps"] and selection["rollouts"]:
         raise click.UsageError(
             "--step R:S names the rollout already: give it or --rollout, not both."
@@ -127,24 +126,22 @@ def replay(
             "--batch needs --step R:S: micro-batches are numbered anew in every step."
         )
     if changes:
-        _show_what_if(lake_path, output, dict(changes), {"run": run, **selection})
+        _show_what_if(source, output, dict(changes), {"run": run, **selection})
         return
-    with ProgressBar("Replaying", quiet=output.quiet) as progress:
-        report = Lake.open(lake_path).replay(run=run, progress=progress, **selection)
+    with source.open(output) as lake, ProgressBar("Replaying", quiet=output.quiet) as progress:
+        report = lake.replay(run=run, progress=progress, **selection)
     write_report(report, output, everything=everything or output.verbose)
     click.get_current_context().exit(report.exit_code)
 
 
 def _show_what_if(
-    lake_path: str, output: Output, changes: dict[str, Any], selection: dict[str, Any]
+    source: Source, output: Output, changes: dict[str, Any], selection: dict[str, Any]
 ) -> None:
-    from trajreplay.lake import Lake
-
     for name in ("reward", "require_stages", "allow_partial"):
         if selection.pop(name):
             flag = f"--{name.replace('_', '-')}"
             raise click.UsageError(f"{flag} is part of a verdict, and --set gives none.")
     selection.pop("closure")
-    with ProgressBar("Recomputing", quiet=output.quiet) as progress:
-        found = Lake.open(lake_path).what_if(changes, progress=progress, **selection)
+    with source.open(output) as lake, ProgressBar("Recomputing", quiet=output.quiet) as progress:
+        found = lake.what_if(changes, progress=progress, **selection)
     write_what_if(found, output)

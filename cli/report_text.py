@@ -59,6 +59,9 @@ class ReportText:
                 verb = "passes" if len(passing) == 1 else "pass"
                 lines += [self._painted(f"{counted(len(passing), 'cohort')} {verb}", "pass")]
             lines += [*_warnings(passing), ""]
+        for path, problem in self._report.refused.items():
+            verdict = self._painted("refused", "refused")
+            lines += [f"{printable(path)}: {verdict}: {printable(problem, keep=chr(10))}", ""]
         text = "".join(f"{line}\n" for line in (*lines, self._closing()))
         return text.lstrip("\n")
 
@@ -137,6 +140,8 @@ class ReportText:
             for one in cohort.stages
             if one.verdict == "skipped"
         }
+        if self._report.refused:
+            parts += f"; {counted(len(self._report.refused), 'source')} refused"
         left = f"; not compared: {', '.join(sorted(skipped))}" if skipped else ""
         return f"{verdict}: {f'first divergent stage {stage}; ' if stage else ''}{parts}{left}"
 

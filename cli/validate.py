@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trajreplay.cli.options import lake_option, output_options
+from trajreplay.cli.options import output_options
 from trajreplay.cli.output import Output
 from trajreplay.cli.progress import ProgressBar
+from trajreplay.cli.source import Source, source_options
 from trajreplay.cli.text import counted, printable
 from trajreplay.cli.verb import Verb
 
@@ -26,7 +27,7 @@ _COLORS = {"error": "red", "warning": "yellow", "info": "cyan"}
     exit_codes={0: "Nothing that a replay would refuse.", 1: "", 3: "There are errors."},
     example="trajreplay validate",
 )
-@lake_option
+@source_options
 @click.option(
     "--deep",
     is_flag=True,
@@ -40,17 +41,15 @@ _COLORS = {"error": "red", "warning": "yellow", "info": "cyan"}
     help="Show every finding. Default: the first ten of a kind.",
 )
 @output_options
-def validate(lake_path: str, output: Output, deep: bool, everything: bool) -> None:
-    """Check that a lake is whole, without arithmetic.
+def validate(source: Source, output: Output, deep: bool, everything: bool) -> None:
+    """Check that a lake, or a file of another tool, is whole, without arithmetic.
 
     Format, integrity (digests, counts, types), safety (links, paths), completeness of each rollout
     and step, closure and redaction, of every capture and every byte. With --deep also whether the
     lists of numbers are what their entries say of them.
     """
-    from trajreplay.lake import Lake
-
-    with ProgressBar("Validating", quiet=output.quiet) as progress:
-        report = Lake.open(lake_path).validate(deep=deep, progress=progress)
+    with source.open(output) as lake, ProgressBar("Validating", quiet=output.quiet) as progress:
+        report = lake.validate(deep=deep, progress=progress)
     if output.format == "table":
         lines = validation_lines(report, color=output.has_color, everything=everything)
         output.text("".join(f"{line}\n" for line in lines))

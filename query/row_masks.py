@@ -13,6 +13,7 @@ from trajreplay.query.predicates import Matches
 from trajreplay.query.reading import read_columns
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError
+from trajreplay.schema.identity import own_prefix
 from trajreplay.schema.store import Store
 from trajreplay.schema.tables import SAMPLE_TABLES
 
@@ -150,11 +151,16 @@ class RowFinder:
         table = SAMPLE_TABLES[captures.kind]
         columns = [_COLUMNS[kind] for kind in self._named]
         values = read_columns(self._store, entry, table, columns)
+        prefix = own_prefix(entry.producer, entry.key.rank)
         mask: Mask = None
         for kind, ids in self._named.items():
             column = values.column(_COLUMNS[kind]).combine_chunks()
-            self._unseen[kind] -= set(pc.unique(column).to_pylist())
-            mask = combined(mask, pc.is_in(column, value_set=pa.array(ids, pa.string())))
+            there = set(pc.unique(column).to_pylist())
+            self._unseen[kind] -= there
+            if prefix:  # ids as the files of this rank have them name its samples too
+                self._unseen[kind] -= {str(one).removeprefix(prefix) for one in there}
+            wanted = [*ids, *(prefix + one for one in ids if prefix)]
+            mask = combined(mask, pc.is_in(column, value_set=pa.array(wanted, pa.string())))
         return mask
 
 

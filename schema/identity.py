@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
@@ -17,6 +18,10 @@ DROPPED = "dropped"
 _MAX_ID_BYTES = 128
 _MAX_INT64 = 2**63 - 1
 _MAX_INT32 = 2**31 - 1
+
+
+IDS = "ids"  # the fact of a producer that says what the ids of a capture are local to
+BY_RANK, GLOBAL = "rank", "global"
 
 
 class CaptureKey(NamedTuple):
@@ -177,3 +182,18 @@ def make_key(
     if (kind == "step") != (step_id is not None) and kind != "events":
         raise SchemaError(f"a {kind} capture has step_id {step_id!r}")
     return CaptureKey(run_id, attempt, kind, rollout_id, step_id, rank, part)
+
+
+def rank_prefix(rank: int) -> str:
+    """What begins the ids of a capture whose files count them from 0 on every rank."""
+    return f"rank-{rank}/"
+
+
+def own_prefix(producer: Mapping[str, Any], rank: int) -> str:
+    """What begins the ids of a capture and was put there by its import; nothing where none was.
+
+    Such ids are of one capture: those of a step name other samples than those of its rollout.
+    """
+    extra = producer.get("extra")
+    local = isinstance(extra, Mapping) and extra.get(IDS) == BY_RANK
+    return rank_prefix(rank) if local else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from trajreplay.schema.contracts import STAGE_NAMES
 from trajreplay.schema.entry import Entry
+from trajreplay.schema.identity import own_prefix
 from trajreplay.schema.policy import Tolerance, tolerance_of
 from trajreplay.schema.settings import Settings
 from trajreplay.stages.capability import Ability
@@ -66,6 +68,11 @@ class LoadedCohort:
         """Stages to recompute, in order."""
         return [name for name in STAGE_NAMES if name in self.abilities]
 
+    @property
+    def own_ids(self) -> bool:
+        """Whether its ids are of these captures alone, so that no rollout is found by them."""
+        return has_own_ids(self.owners)
+
     @cached_property
     def micro_batch_names(self) -> np.ndarray[Any, Any]:
         """(S,) The micro-batch of each row of `table`."""
@@ -99,3 +106,8 @@ class LoadedCohort:
             if stage in entry.tolerances:
                 policy = policy.tightened(entry.tolerances[stage])
         return policy
+
+
+def has_own_ids(owners: Iterable[Entry]) -> bool:
+    """Whether an import made the ids of captures that are local to their rank."""
+    return any(own_prefix(one.producer, one.key.rank) for one in owners)

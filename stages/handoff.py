@@ -38,6 +38,10 @@ def compare_handoffs(cohort: LoadedCohort, sources: Sources) -> Look:
     A rollout that is not in the lake changes no verdict: its handoffs are listed as not compared.
     """
     look = Look()
+    if cohort.own_ids:
+        message = "handoffs are not compared: the sample ids are those of an imported file"
+        cohort.report.findings.append(Finding("handoff", "info", message, stage="sample"))
+        return look
     matched = list(_match(cohort, sources, look))
     cohort.linked = bool(matched)
     held = set(cohort.table.column_names) if matched else set()

@@ -28,7 +28,7 @@ from trajreplay.stages.checks import (
     check_unique,
     check_whole,
 )
-from trajreplay.stages.cohort import LoadedCohort
+from trajreplay.stages.cohort import LoadedCohort, has_own_ids
 from trajreplay.stages.notes import (
     held_dtypes,
     note_copies,
@@ -40,7 +40,7 @@ from trajreplay.stages.recipe import Recipes
 from trajreplay.stages.report import CohortReport, Finding
 from trajreplay.stages.shard_outputs import Part
 from trajreplay.stages.shards import whole_samples
-from trajreplay.stages.sources import Source, Sources, fill_from_sources
+from trajreplay.stages.sources import NoSources, Source, Sources, fill_from_sources
 
 
 @dataclass(frozen=True)
@@ -132,6 +132,8 @@ def _load(
     if lead is None:
         raise DatasetError(f"{captures.cohort}: no captured rank owns its samples")
     check_agreement(list(captures.entries))
+    if has_own_ids(owners):
+        sources = NoSources()
     table = SAMPLE_TABLES[captures.kind]
     has_source = captures.kind == "step" and _any_source(captures, sources)
     recipe = recipes.of(captures, has_source=has_source)

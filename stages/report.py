@@ -209,14 +209,23 @@ class CohortReport:
 
 @dataclass
 class Report:
-    """The verdict of a replay over all its cohorts, in (run, rollout, step) order."""
+    """The verdict of a replay over all its cohorts, in (run, rollout, step) order.
+
+    Args:
+        cohorts: Those that were replayed.
+        refused: Files that no cohort could be read from, by path, and why.
+    """
 
     cohorts: list[CohortReport]
+    refused: dict[str, str] = field(default_factory=dict)
 
     @property
     def verdict(self) -> Verdict:
         """The worst verdict of its cohorts; unverified when there is none."""
-        return _worst([one.verdict for one in self.cohorts] or ["unverified"])
+        found = [one.verdict for one in self.cohorts]
+        if self.refused:
+            found.append("refused")
+        return _worst(found or ["unverified"])
 
     @property
     def first_divergent_stage(self) -> str | None:
@@ -243,6 +252,7 @@ class Report:
             "verdict": self.verdict,
             "first_divergent_stage": self.first_divergent_stage,
             "cohorts": [one.to_json() for one in self.cohorts],
+            **({"refused": self.refused} if self.refused else {}),
         }
 
 

@@ -124,6 +124,17 @@ class Sources:
             self._bytes -= _size(oldest)
 
 
+class NoSources(Sources):
+    """None at all, for captures whose sample ids are their own: no rollout is found by them."""
+
+    def __init__(self) -> None:
+        """There is nothing to keep."""
+
+    def find(self, run_id: str, attempt: int, rollout_id: int) -> str:
+        """Why there is none."""
+        return "the sample ids are those of an imported file"
+
+
 def _size(one: Source | str) -> int:
     return one.table.nbytes if isinstance(one, Source) else 0
 

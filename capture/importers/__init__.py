@@ -6,7 +6,7 @@ from trajreplay.capture.importers.registry import (
     ImportOptions,
     importer_of,
     kinds,
-    recognised,
+    recognise,
 )
 
 __all__ = [
@@ -17,5 +17,5 @@ __all__ = [
     "import_files",
     "importer_of",
     "kinds",
-    "recognised",
+    "recognise",
 ]

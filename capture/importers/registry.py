@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
-from trajreplay.schema.bundles.record import BY_RANK, CaptureRecord
+from trajreplay.schema.bundles.record import CaptureRecord
 from trajreplay.schema.errors import CaptureError
+from trajreplay.schema.identity import BY_RANK
 
 GROUP = "trajreplay.importers"
 # Kind: where its importer is; loaded when it is asked for.
@@ -89,10 +90,32 @@ def importer_of(kind: str) -> Importer:
     return loaded
 
 
-def recognised(path: Path) -> list[Importer]:
-    """The importers that know what is at or below a path."""
-    found = map(importer_of, kinds())
-    return [one for one in found if next(iter(one.find(path)), None) is not None]
+def recognise(paths: Sequence[Path]) -> Importer:
+    """Find out what is at or below some paths.
+
+    Raises:
+        CaptureError: A path is not there, or they are of no kind that is known, or of several.
+    """
+    found: list[str] = []
+    for path in paths:
+        if not path.exists():
+            raise CaptureError(f"{path} is not there", hint="Name files or folders to read.")
+        there = [kind for kind in kinds() if any(True for _ in importer_of(kind).find(path))]
+        if not there:
+            raise CaptureError(
+                f"{path}: nothing at or below it is of a kind that can be read: "
+                f"{', '.join(kinds())}",
+                hint="A lake is named with --lake; another kind is added by an entry point of the "
+                f"group {GROUP}.",
+            )
+        found += there
+    distinct = sorted(set(found))
+    if len(distinct) > 1:
+        raise CaptureError(
+            f"{', '.join(map(str, paths))}: files of several kinds: {', '.join(distinct)}",
+            hint="Name those of one kind, or import each kind: trajreplay import KIND PATH...",
+        )
+    return importer_of(distinct[0])
 
 
 def _entry_points() -> Mapping[str, EntryPoint]:

@@ -14,9 +14,6 @@ from trajreplay.schema.recompute import RecomputeConfig
 from trajreplay.schema.records import SampleRecord
 from trajreplay.schema.settings import Settings
 
-IDS = "ids"  # the fact of a producer that says what the ids of a capture are local to
-BY_RANK, GLOBAL = "rank", "global"
-
 
 @dataclass(frozen=True)
 class Scalars:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     import pyarrow
 
-    from trajreplay.capture.importers import ImportOptions, ImportReport
+    from trajreplay.capture.importers import ImportedSource, ImportOptions, ImportReport
     from trajreplay.query import Catalog, Inspection, MismatchReport, SqlQuery, ValidationReport
     from trajreplay.schema import (
         ParallelCoordinates,
@@ -32,10 +33,14 @@ class Lake:
 
     Made by `Lake.create` and `Lake.open`. What a method needs is loaded when it is called, so
     that a trainer that captures loads no duckdb.
+
+    Attributes:
+        imported: What became of the files of a lake that `Lake.of_files` made; None of any other.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, imported: ImportReport | None = None) -> None:
         self._store = store
+        self.imported = imported
 
     def __repr__(self) -> str:
         return f"Lake({str(self._store)!r})"
@@ -46,6 +51,11 @@ class Lake:
         from trajreplay.query import Catalog
 
         return Catalog.open(self._store)
+
+    @property
+    def _refused(self) -> list[ImportedSource]:
+        """Files that this lake was made for and could not be read."""
+        return self.imported.refused if self.imported else []
 
     def refresh(self) -> None:
         """See what was committed since the lake was opened, or since the last refresh."""
@@ -87,6 +97,42 @@ class Lake:
         from trajreplay.schema.lakefile import open_lake
 
         return cls(open_lake(path))
+
+    @classmethod
+    @contextmanager
+    def of_files(
+        cls,
+        *paths: str | os.PathLike[str],
+        kind: str | None = None,
+        options: ImportOptions | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Iterator[Lake]:
+        """Open files that another tool left, as a lake of their own for the time of a block.
+
+        Args:
+            paths: Files and folders.
+            kind: What they are; found out if omitted.
+            options: What is said beside the files.
+            progress: Called with the sources done and all of them.
+
+        Yields:
+            A temporary lake, with what became of each source as `lake.imported`. Its `validate` and
+            `replay` report those that were refused.
+
+        Raises:
+            CaptureError: A path is not there, is of no known kind, or is of several.
+        """
+        import tempfile
+
+        from trajreplay.capture.importers import import_files, importer_of, recognise
+        from trajreplay.schema.lakefile import create_lake
+
+        found = [Path(one) for one in paths]
+        importer = importer_of(kind) if kind else recognise(found)
+        with tempfile.TemporaryDirectory(prefix="trajreplay-files-") as folder:
+            store = create_lake(folder, exist_ok=True)
+            report = import_files(store, importer, found, options, progress=progress)
+            yield cls(store, report)
 
     def capture(
         self,
@@ -290,7 +336,10 @@ class Lake:
         """
         from trajreplay.query import validate
 
-        return validate(self._store, deep=deep, progress=progress)
+        report = validate(self._store, deep=deep, progress=progress)
+        for one in self._refused:
+            report.add("error", "import", one.path, one.problem)
+        return report
 
     def replay(
         self,
@@ -342,9 +391,12 @@ class Lake:
             DatasetError: The lake cannot be listed.
         """
         from trajreplay.query import Selection
-        from trajreplay.stages import replay
+        from trajreplay.stages import Report, replay
         from trajreplay.stages.plugins import as_reward
 
+        refused = {one.path: one.problem for one in self._refused}
+        if refused and not self._catalog.keys:
+            return Report([], refused)
         selection = Selection(
             where=where,
             run=run,
@@ -359,7 +411,7 @@ class Lake:
             closure=closure,
             allow_partial=allow_partial,
         )
-        return replay(
+        report = replay(
             self._catalog,
             selection,
             require_stages=require_stages,
@@ -367,6 +419,8 @@ class Lake:
             memory_bytes=memory_bytes,
             progress=progress,
         )
+        report.refused = refused
+        return report
 
     def what_if(
         self,

@@ -15,13 +15,20 @@ import numpy as np
 
 from trajreplay.schema.bundles import fields as read
 from trajreplay.schema.bundles.fields import Fields, shown
-from trajreplay.schema.bundles.record import BY_RANK, GLOBAL, IDS, CaptureRecord, Scalars
+from trajreplay.schema.bundles.record import CaptureRecord, Scalars
 from trajreplay.schema.bundles.relax.config import read_config
 from trajreplay.schema.bundles.relax.seal import SealedRank, read_cohort
 from trajreplay.schema.bundles.unpickle import TensorValue
 from trajreplay.schema.contracts import CAPABILITIES, StageContract, stage_named
 from trajreplay.schema.errors import DatasetError
-from trajreplay.schema.identity import ParallelCoordinates, ProducerInfo
+from trajreplay.schema.identity import (
+    BY_RANK,
+    GLOBAL,
+    IDS,
+    ParallelCoordinates,
+    ProducerInfo,
+    rank_prefix,
+)
 from trajreplay.schema.policy import TOLERANCES, Tolerance
 from trajreplay.schema.records import SampleRecord
 from trajreplay.schema.tables import RESPONSE_LISTS
@@ -102,7 +109,7 @@ def _places(ranks: Sequence[SealedRank]) -> list[_Place]:
             pipeline_size=size["pp"],
             context_size=size["cp"],
         )
-        found.append(_Place(parallel, f"rank-{ranks[at - place].rank}/"))
+        found.append(_Place(parallel, rank_prefix(ranks[at - place].rank)))
     return found
 
 

@@ -19,7 +19,7 @@ from trajreplay.capture.importers import (
     Importer,
     ImportOptions,
     importer_of,
-    recognised,
+    recognise,
 )
 from trajreplay.capture.importers import importing as importing_module
 
@@ -447,9 +447,10 @@ def test_an_unknown_kind_and_a_path_without_bundles_are_refused(lake: Lake, tmp_
 
 
 def test_bundles_are_recognised(tmp_path: Path) -> None:
-    assert recognised(tmp_path) == []
+    with pytest.raises(CaptureError, match="nothing at or below it"):
+        recognise([tmp_path])
     copied("v1_missing_complete", tmp_path)
-    assert [one.kind for one in recognised(tmp_path)] == ["relax-bundle"]
+    assert recognise([tmp_path]).kind == "relax-bundle"
 
 
 def test_a_dry_run_reads_all_and_writes_nothing(tmp_path: Path) -> None:

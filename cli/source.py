@@ -1,0 +1,85 @@
+"""What a verb looks at: the lake, or files of another tool that are read for the time of it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import click
+
+from trajreplay.cli.options import IDS, LAKE_FILE, LAKE_HELP, Session, find_lake
+from trajreplay.cli.output import Output
+from trajreplay.cli.progress import ProgressBar
+
+if TYPE_CHECKING:
+    from trajreplay.lake import Lake
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Source:
+    """A lake by its path, or files that become one.
+
+    Args:
+        path: PATH as given; None for the lake.
+        lake: `--lake` as given.
+        options: What is said beside the files.
+    """
+
+    def __init__(self, path: Path | None, lake: str | None, options: dict[str, Any]) -> None:
+        if path is not None and lake is not None:
+            raise click.UsageError(f"PATH is {str(path)!r} and --lake is {lake!r}: give one.")
+        self._path = path
+        self._lake = lake
+        self._options = options
+
+    @contextmanager
+    def open(self, output: Output) -> Iterator[Lake]:
+        """Open it; what files hold and a lake does not is said on stderr."""
+        from trajreplay.lake import Lake
+
+        if self._path is None or (self._path / LAKE_FILE).is_file():
+            session = click.get_current_context().find_object(Session)
+            named = self._lake or (session.lake if session else None)
+            yield Lake.open(self._path or find_lake(named))
+            return
+        from trajreplay.capture.importers import ImportOptions
+
+        options = ImportOptions(**self._options)
+        progress = ProgressBar("Reading", quiet=output.quiet)
+        with Lake.of_files(self._path, options=options, progress=progress) as lake:
+            progress.__exit__(None, None, None)
+            assert lake.imported is not None
+            for note in (note for one in lake.imported.sources for note in one.notes):
+                output.note(f"Note: {note}")
+            yield lake
+
+    @property
+    def is_files(self) -> bool:
+        """Whether files were named and no lake."""
+        return self._path is not None and not (self._path / LAKE_FILE).is_file()
+
+
+def source_options(command: Command) -> Command:
+    """Add PATH, `--lake` and what is said of files; the command gets a `Source` as `source`."""
+
+    @click.argument(
+        "files",
+        required=False,
+        metavar="[PATH]",
+        type=click.Path(exists=True, path_type=Path),
+        help="A file or folder of another tool, such as a replay bundle, or a lake. "
+        "Default: --lake.",
+    )
+    @click.option("--lake", "named", metavar="PATH", help=LAKE_HELP)
+    @IDS
+    @functools.wraps(command)
+    def with_source(
+        *args: Any, files: Path | None, named: str | None, ids: str, **values: Any
+    ) -> Any:
+        return command(*args, source=Source(files, named, {"ids": ids}), **values)
+
+    return cast(Command, with_source)
