@@ -10,7 +10,8 @@ from trajreplay.query.routes.findings import RouteFindings, RouteReport, in_orde
 from trajreplay.query.routes.installed import check_installed
 from trajreplay.query.routes.policy import RoutePolicy
 from trajreplay.query.routes.replays import check_replays
-from trajreplay.query.routes.shards import check_shards, check_stage_routes
+from trajreplay.query.routes.shards import check_shards
+from trajreplay.query.routes.stages import check_stage_routes
 from trajreplay.query.routes.topology import topology_of
 from trajreplay.query.routes.trace import Trace
 from trajreplay.query.routes.transport import check_transport
@@ -47,8 +48,8 @@ def check_routes(folder: str | os.PathLike[str], policy: RoutePolicy) -> RouteRe
         check_coverage(trace, topology, policy, say)
         fallback = check_replays(trace, policy, say)
         held = check_shards(trace, topology, policy, say)
-        check_installed(trace, topology, held, say)
-        check_stage_routes(trace, policy, say)
+        put = check_installed(trace, topology, held, say)
+        check_stage_routes(trace, policy, put, say)
         check_values(trace, policy, fallback, say)
     return RouteReport(
         path=os.fspath(folder),

@@ -102,7 +102,8 @@ def _check_layers(
     _check_payload_layers(
         {layer: min(found) for layer, found in indices.items()}, width, stated, say
     )
-    if topology.blocks and not topology.replicas and not say.has_failed("layer.coverage"):
+    known = say.has_failed("layer.coverage", "rank.coverage", "assign.coverage")
+    if topology.blocks and not topology.replicas and not known:
         _check_pipelines(topology, say)
     _check_idle(trace, topology, say)
 
@@ -183,9 +184,7 @@ def _check_shards(
     trace: Trace, topology: Topology, policy: RoutePolicy, say: RouteFindings
 ) -> None:
     """Every rank of a traced stage recorded the micro-batches that any rank recorded."""
-    numbers: dict[tuple[str, int], set[int]] = {}
-    for batch in trace.shards:
-        numbers.setdefault((batch.stage, batch.step), set()).add(batch.microbatch)
+    capped = max((batch.microbatch for batch in trace.shards), default=0)
     places: dict[int, set[tuple[int, int]]] = {}
     for shards in trace.shards.values():
         for rank, shard in shards.items():
@@ -195,42 +194,25 @@ def _check_shards(
         if len(found) > 1 or odd:
             shown = ", ".join(f"{place} of {size}" for place, size in sorted(found))
             say.fail("cp.coverage", f"rank {rank} is context-parallel rank {shown}", rank=rank)
-    for stage in policy.stages:
-        for step in trace.steps.get(stage, []):
-            expected = range(1, max(numbers.get((stage, step), {0})) + 1)
-            if not expected:
+    for one in sorted(trace.passes):
+        if one.stage not in policy.stages:
+            continue
+        # Shards are recorded of the first micro-batches of a pass, assignments of all.
+        count = max(trace.assigned_in(one).values(), default=capped)
+        place = min(places[one.rank])[0] if one.rank in places else None
+        shown = "" if place is None else f" (context-parallel rank {place})"
+        for number in range(1, max(1, min(capped, count)) + 1):
+            if one.rank not in trace.shards[Batch(one.stage, one.step, number)]:
                 say.fail(
                     "cp.coverage",
-                    f"no cp_routed_experts record in {stage} at step {step}",
-                    stage=stage,
-                    trace_step=step,
+                    f"rank {one.rank}{shown} has no shard of micro-batch {number} in {one.stage} "
+                    f"at step {one.step}",
+                    stage=one.stage,
+                    trace_step=one.step,
+                    microbatch=number,
+                    rank=one.rank,
+                    cp_rank=place,
                 )
-            for number in expected:
-                _check_batch(Batch(stage, step, number), trace, places, say)
-
-
-def _check_batch(
-    batch: Batch, trace: Trace, places: dict[int, set[tuple[int, int]]], say: RouteFindings
-) -> None:
-    for rank in trace.world:
-        one = Pass(batch.stage, batch.step, rank)
-        if one not in trace.passes or rank in trace.shards[batch]:
-            continue
-        place = min(places[rank])[0] if rank in places else None
-        # A replica may have fewer micro-batches: those that it assigned are what it has.
-        fewer = max(trace.assigned_in(one).values(), default=batch.microbatch) < batch.microbatch
-        if not fewer:
-            shown = "" if place is None else f" (context-parallel rank {place})"
-            say.fail(
-                "cp.coverage",
-                f"rank {rank}{shown} has no shard of micro-batch {batch.microbatch} in "
-                f"{batch.stage} at step {batch.step}",
-                stage=batch.stage,
-                trace_step=batch.step,
-                microbatch=batch.microbatch,
-                rank=rank,
-                cp_rank=place,
-            )
 
 
 def cells_of(trace: Trace, policy: RoutePolicy) -> list[Cell]:

@@ -9,27 +9,54 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from trajreplay.query.routes.findings import RouteFindings
 from trajreplay.query.routes.replays import rows_of
 from trajreplay.query.routes.shards import Held
 from trajreplay.query.routes.topology import Block, Topology
-from trajreplay.query.routes.trace import Cell, Trace
+from trajreplay.query.routes.trace import Batch, Cell, Trace
 from trajreplay.schema.bundles.r3.records import Assignment, PayloadSample, Shard, TensorRecord
 
 Rows: TypeAlias = list[tuple[int, ...]]
+_TOKENS = "cp.reassembly"
 _CODES = {"int8": "b", "uint8": "B", "int16": "h", "int32": "i", "int64": "q"}
 
 
-def check_installed(trace: Trace, topology: Topology, held: list[Held], say: RouteFindings) -> None:
-    """Check assignments against shards, shards of a pipeline against one another, and payloads."""
+@dataclass(frozen=True)
+class Put:
+    """A sample put together again from the shards of a micro-batch.
+
+    Args:
+        batch: The micro-batch.
+        ranks: All ranks of the replica that replays it.
+        tokens: By position.
+        routes: By position, layers side by side.
+    """
+
+    batch: Batch
+    ranks: frozenset[int]
+    tokens: tuple[tuple[int, ...], ...]
+    routes: tuple[tuple[int, ...], ...]
+
+
+def check_installed(
+    trace: Trace, topology: Topology, held: list[Held], say: RouteFindings
+) -> list[Put]:
+    """Check assignments against shards, shards of a pipeline against one another, and payloads.
+
+    Returns:
+        The samples that could be put together.
+    """
+    put: list[Put] = []
     by_place = {(one.batch, one.block.ranks): one for one in held}
     unknown = checked = 0
     for one in held:
         for place, shard in enumerate(one.shards):
             _check_shown(trace, one, place, shard, say)
     for replica in topology.replicas:
+        ranks = frozenset(rank for block in replica for rank in block.ranks)
         for one in held:
             if one.block is not replica[0]:
                 continue
@@ -43,10 +70,14 @@ def check_installed(trace: Trace, topology: Topology, held: list[Held], say: Rou
             checked += 1
             if len(known) < len(whole):
                 unknown += 1
-            elif one.fetched:
-                unknown += not _check_samples(one, known, say)
-            if one.fetched and one.composition:
-                _check_tokens(one, say)
+                continue
+            routes, tokens = _gathered(one, known), _gathered(one, _tokens(one))
+            unknown += one.composition is None and bool(one.fetched)
+            _check_samples(one, routes, tokens, say)
+            put += [
+                Put(one.batch, ranks, tuple(ids), tuple(rows))
+                for ids, rows in zip(tokens, routes, strict=False)
+            ]
     if held and not topology.replicas:
         say.unverified("installed.payload", "groups of ranks do not divide into equal pipelines")
     elif unknown:
@@ -54,6 +85,7 @@ def check_installed(trace: Trace, topology: Topology, held: list[Held], say: Rou
             "installed.payload",
             f"{unknown} of {checked} micro-batches: previews do not hold whole tensors",
         )
+    return put
 
 
 def _assigned(trace: Trace, one: Held, ranks: Iterable[int], layer: int) -> list[Assignment] | None:
@@ -197,36 +229,53 @@ def _column(
     return assigned[0].payload_idx, [row for piece in assigned for row in rows_of(piece.routes)]
 
 
-def _check_samples(one: Held, shards: list[Rows], say: RouteFindings) -> bool:
-    """Put the samples of a micro-batch together again and hash them; false where none is known."""
-    if one.composition is None:
-        return False
-    found = _gathered(one, shards)
-    for number, sample in enumerate(one.composition.samples):
-        payload = one.fetched[sample]
-        if _sha256(found[number], payload.routed_experts) != payload.routed_experts.sha256:
-            _say_sample(one, payload, "routes", "installed.payload", say)
-    return True
+def _check_samples(one: Held, routes: list[Rows], tokens: list[Rows], say: RouteFindings) -> None:
+    """Hash what was put together, and look for a fetched sample of that length with the hashes."""
+    wrong = {(found.where.get("stage"), found.where.get("key")) for found in say.found}
+    used: set[int] = set()
+    lengths = one.composition.lengths if one.composition and one.fetched else ()
+    for number, length in enumerate(lengths):
+        alike = [
+            (place, payload)
+            for place, payload in enumerate(one.fetched)
+            if payload.valid_length == length and place not in used
+        ]
+        of_tokens = [
+            (place, payload)
+            for place, payload in alike
+            if not tokens
+            or payload.input_ids is None
+            or payload.input_ids.sha256 == _sha256(tokens[number], payload.input_ids)
+        ]
+        found = [
+            place
+            for place, payload in of_tokens
+            if payload.routed_experts.sha256 == _sha256(routes[number], payload.routed_experts)
+        ]
+        if found:
+            used.add(found[0])
+        elif any((one.batch.stage, payload.key) in wrong for _, payload in alike):
+            continue  # it is no measure: fetch.hash says so
+        elif of_tokens:
+            _say_sample(one, of_tokens[0][1], "routes", "installed.payload", say)
+        else:
+            _say_sample(one, (alike or list(enumerate(one.fetched)))[0][1], "tokens", _TOKENS, say)
 
 
-def _check_tokens(one: Held, say: RouteFindings) -> None:
-    """The same for tokens, where previews hold all of them."""
-    tokens = [shard.input_ids for shard in one.shards]
-    known = [ids for ids in tokens if ids is not None and ids.is_whole]
-    if one.composition is None or len(known) < len(tokens):
-        return
-    found = _gathered(one, [[(value,) for value in ids.preview] for ids in known])
-    for number, sample in enumerate(one.composition.samples):
-        payload = one.fetched[sample]
-        ids = payload.input_ids
-        if ids is not None and _sha256(found[number], ids) != ids.sha256:
-            _say_sample(one, payload, "tokens", "cp.reassembly", say)
+def _tokens(one: Held) -> list[Rows] | None:
+    """The tokens of each shard, a row each; None where previews do not hold all of them."""
+    found = [shard.input_ids for shard in one.shards]
+    whole = [ids for ids in found if ids is not None and ids.is_whole]
+    if len(whole) < len(found):
+        return None
+    return [[(value,) for value in ids.preview] for ids in whole]
 
 
-def _gathered(one: Held, shards: list[Rows]) -> list[Rows]:
-    """The rows of each sample of a micro-batch, in order of position."""
+def _gathered(one: Held, shards: list[Rows] | None) -> list[Rows]:
+    """The rows of each sample of a micro-batch, in order of position; none where not known."""
     composition = one.composition
-    assert composition is not None
+    if composition is None or shards is None:
+        return []
     found: list[Rows] = [[()] * length for length in composition.lengths]
     for place, rows in enumerate(shards):
         for (sample, position, valid), row in zip(

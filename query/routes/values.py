@@ -22,10 +22,10 @@ def check_values(
         fallback: Rows left to the trainer's own router, and rows of all verified forwards.
         say: The findings.
     """
-    seen: set[tuple[int, str, bool, int]] = set()
+    seen: set[tuple[int, TensorRecord, bool, int]] = set()
     whole = True
     for cell, tensor, experts, is_used in _tensors(trace, policy):
-        key = (cell.rank, tensor.sha256, is_used, experts)
+        key = (cell.rank, tensor, is_used, experts)
         if key in seen:
             continue
         seen.add(key)

@@ -1,0 +1,514 @@
+"""Single defects of router-replay traces: what each does to a healthy one, and what it breaks."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tests.helpers.r3_traces import Layout, Record, Trace, coordinates, make_trace, tensor_record
+
+_REPLAY = ("router_replay_assignment", "router_replay_action", "router_replay_forward_verify")
+
+
+@dataclass(frozen=True)
+class Defect:
+    """One defect.
+
+    Args:
+        name: In words.
+        rules: Those that may be named; one of them has to be.
+        apply: Puts it into a trace.
+        needs: Whether a layout can have it.
+    """
+
+    name: str
+    rules: frozenset[str]
+    apply: Callable[[Trace], None]
+    needs: Callable[[Layout], bool] = lambda _: True
+
+
+DEFECTS: list[Defect] = []
+
+
+def defect(
+    name: str, *rules: str, needs: Callable[[Layout], bool] = lambda _: True
+) -> Callable[[Callable[[Trace], None]], Callable[[Trace], None]]:
+    """Declare a defect."""
+
+    def declare(apply: Callable[[Trace], None]) -> Callable[[Trace], None]:
+        DEFECTS.append(Defect(name, frozenset(rules), apply, needs))
+        return apply
+
+    return declare
+
+
+def queue(layout: Layout) -> bool:
+    return layout.queue
+
+
+def legacy(layout: Layout) -> bool:
+    return not layout.queue
+
+
+def both_stages(layout: Layout) -> bool:
+    return len(layout.stages) == 2
+
+
+def several_ranks(layout: Layout) -> bool:
+    return layout.world > 1
+
+
+def last(trace: Trace, **fields: Any) -> Record:
+    return list(trace.records(**fields))[-1]
+
+
+def spoil(tensor: Record, by: int = 1) -> None:
+    """Change the hash of a tensor, and its values where they are shown."""
+    prefix = "valid_" if "valid_sha256" in tensor else ""
+    name = f"{prefix}sha256"
+    tensor[name] = hashlib.sha256(f"{tensor[name]} {by}".encode()).hexdigest()
+
+
+@defect("a record lacks its layer", "trace.record")
+def _(trace: Trace) -> None:
+    del last(trace, event="router_replay_assignment")["layer_number"]
+
+
+@defect("an event is not known", "trace.record")
+def _(trace: Trace) -> None:
+    last(trace, event="router_replay_action")["event"] = "router_replay_reaction"
+
+
+@defect("a rank has two processes", "trace.one_attempt")
+def _(trace: Trace) -> None:
+    name = list(trace.files)[-1]
+    trace.files[f"again_{name}"] = [one | {"pid": 77} for one in trace.files[name]]
+
+
+@defect("an earlier attempt wrote to the same file", "trace.one_attempt")
+def _(trace: Trace) -> None:
+    for name, records in trace.files.items():
+        early = [one | {"time": one["time"] - 900} for one in records]
+        trace.files[name] = [*early, *records]
+
+
+@defect("an earlier attempt stopped after its first pass", "trace.one_attempt")
+def _(trace: Trace) -> None:
+    for name, records in trace.files.items():
+        first = next((n for n, one in enumerate(records) if one.get("stage") == "train"), 0)
+        cut = [one | {"time": one["time"] - 900} for one in records[: first or 1]]
+        trace.files[name] = [*cut, *records]
+
+
+@defect("a record is of a job of another size", "trace.one_attempt")
+def _(trace: Trace) -> None:
+    last(trace, rank=0)["world_size"] = 640
+
+
+@defect("the reference replays", "stage.forbidden")
+def _(trace: Trace) -> None:
+    for name, records in trace.files.items():
+        extra = [
+            one | {"stage": "reference-logprob"}
+            for one in records
+            if one.get("stage") == "train" and one["event"] in _REPLAY
+        ]
+        trace.files[name] = records + extra
+
+
+@defect("legacy traces have producers", "contract.mixed", needs=legacy)
+def _(trace: Trace) -> None:
+    other = make_trace(replace(trace.layout, queue=True))
+    trace.files["producer.jsonl"] = other.files["r3_trace_node_pid1000.jsonl"]
+
+
+@defect("legacy traces have fetches", "contract.mixed", needs=legacy)
+def _(trace: Trace) -> None:
+    other = make_trace(replace(trace.layout, queue=True))
+    name = list(trace.files)[-1]
+    fetched = [one for one in other.files[name] if one["event"] == "tq_fetch_sample"]
+    trace.files[name] = fetched + trace.files[name]
+
+
+@defect("a rank left no trace", "rank.coverage", "fetch.coverage", needs=several_ranks)
+def _(trace: Trace) -> None:
+    del trace.files[list(trace.files)[-1]]
+
+
+@defect(
+    "a rank left none in train",
+    "rank.coverage",
+    needs=lambda one: several_ranks(one) and both_stages(one),
+)
+def _(trace: Trace) -> None:
+    rank = trace.layout.world - 1
+    for event in (*_REPLAY, "cp_routed_experts"):
+        trace.remove(rank=rank, stage="train", event=event)
+
+
+@defect("a stage is not traced", "assign.coverage", "fetch.coverage", needs=both_stages)
+def _(trace: Trace) -> None:
+    for stage in ("prev-logprob", "prev_lp"):
+        trace.remove(stage=stage)
+
+
+@defect("there is no producer", "producer.coverage", needs=queue)
+def _(trace: Trace) -> None:
+    trace.remove(event="rollout_payload_sample")
+
+
+@defect("a key was put again with other routes", "producer.duplicate", needs=queue)
+def _(trace: Trace) -> None:
+    again = copy.deepcopy(last(trace, event="rollout_payload_sample"))
+    again["trace_step"] += 1
+    spoil(again["routed_experts"])
+    trace.files[next(iter(trace.files))].append(again)
+
+
+@defect("a producer lacks the tokens", "producer.input_ids", needs=queue)
+def _(trace: Trace) -> None:
+    del last(trace, event="rollout_payload_sample")["input_ids"]
+
+
+@defect("a key is never fetched for a stage", "fetch.coverage", needs=queue)
+def _(trace: Trace) -> None:
+    key = last(trace, event="rollout_payload_sample")["key"]
+    trace.remove(event="tq_fetch_sample", key=key, stage="train")
+
+
+@defect(
+    "a rank did not fetch a key",
+    "fetch.coverage",
+    needs=lambda one: one.queue and one.world > one.data and len(one.lengths) > 1,
+)
+def _(trace: Trace) -> None:
+    key = last(trace, event="tq_fetch_sample", rank=0)["key"]
+    trace.remove(event="tq_fetch_sample", key=key, rank=0)
+
+
+@defect("a fetched sample has other routes", "fetch.hash", needs=queue)
+def _(trace: Trace) -> None:
+    spoil(last(trace, event="tq_fetch_sample")["routed_experts"])
+
+
+@defect("a fetched sample has other tokens", "fetch.hash", needs=queue)
+def _(trace: Trace) -> None:
+    spoil(last(trace, event="tq_fetch_sample")["input_ids"])
+
+
+@defect("a fetched sample has another length", "fetch.hash", "tensor.shape", needs=queue)
+def _(trace: Trace) -> None:
+    last(trace, event="tq_fetch_sample")["valid_length"] -= 1
+
+
+@defect("a fetched sample has another dtype", "fetch.hash", "tensor.shape", needs=queue)
+def _(trace: Trace) -> None:
+    last(trace, event="tq_fetch_sample")["routed_experts"]["dtype"] = "torch.int32"
+
+
+@defect("a fetched sample lacks its tokens", "fetch.hash", needs=queue)
+def _(trace: Trace) -> None:
+    del last(trace, event="tq_fetch_sample")["input_ids"]
+
+
+def _layer(trace: Trace) -> tuple[int, int]:
+    """The last rank that has layers, and the last of those."""
+    one = last(trace, event="router_replay_assignment")
+    return one["rank"], one["layer_number"]
+
+
+@defect(
+    "a rank does not replay a layer in train",
+    "layer.coverage",
+    needs=lambda one: both_stages(one) and len(one.layers) >= 2 * one.pipeline,
+)
+def _(trace: Trace) -> None:
+    rank, layer = _layer(trace)
+    trace.remove(rank=rank, layer_number=layer, stage="train")
+
+
+@defect(
+    "a rank does not replay a layer that its peers replay",
+    "layer.coverage",
+    needs=lambda one: one.data * one.context > 1 and len(one.layers) >= 2 * one.pipeline,
+)
+def _(trace: Trace) -> None:
+    rank, layer = _layer(trace)
+    trace.remove(rank=rank, layer_number=layer)
+
+
+@defect(
+    "nobody replays a layer",
+    "layer.coverage",
+    needs=lambda one: not one.full and one.layers[0] > 1 and len(one.layers) >= 2 * one.pipeline,
+)
+def _(trace: Trace) -> None:
+    trace.remove(layer_number=_layer(trace)[1])
+
+
+@defect(
+    "an assignment of a micro-batch is missing",
+    "assign.count",
+    "action.coverage",
+    needs=lambda one: len(one.lengths) > one.microbatch,
+)
+def _(trace: Trace) -> None:
+    remove(trace, last(trace, event="router_replay_assignment", stage="train"))
+
+
+def remove(trace: Trace, record: Record) -> None:
+    for name, records in trace.files.items():
+        trace.files[name] = [one for one in records if one is not record]
+
+
+@defect("a forward was not set to replay", "action.coverage")
+def _(trace: Trace) -> None:
+    remove(trace, last(trace, action="replay_forward", event="router_replay_action"))
+
+
+@defect("a backward was not set to replay", "backward.count")
+def _(trace: Trace) -> None:
+    remove(trace, last(trace, action="replay_backward", event="router_replay_action"))
+
+
+@defect("no backward replays", "backward.count")
+def _(trace: Trace) -> None:
+    trace.remove(action="replay_backward", event="router_replay_action")
+
+
+@defect("a backward replays twice", "backward.count")
+def _(trace: Trace) -> None:
+    name = list(trace.files)[-1]
+    trace.files[name].append(
+        dict(last(trace, action="replay_backward", event="router_replay_action"))
+    )
+
+
+@defect("prev-logprob replays backward", "backward.count", needs=both_stages)
+def _(trace: Trace) -> None:
+    one = last(trace, event="router_replay_action", stage="prev-logprob")
+    name = list(trace.files)[-1]
+    number = trace.files[name].index(one)
+    trace.files[name].insert(number + 1, one | {"action": "replay_backward"})
+
+
+@defect("no forward of a stage was verified", "verify.coverage")
+def _(trace: Trace) -> None:
+    trace.remove(event="router_replay_forward_verify", stage="train")
+
+
+@defect("a layer was not verified", "verify.coverage")
+def _(trace: Trace) -> None:
+    rank, layer = _layer(trace)
+    trace.remove(event="router_replay_forward_verify", stage="train", rank=rank, layer_number=layer)
+
+
+@defect("a forward used other experts", "verify.match")
+def _(trace: Trace) -> None:
+    one = last(trace, event="router_replay_forward_verify", action="replay_forward")
+    one["matches_expected"] = False
+    spoil(one["actual"])
+
+
+@defect("a match is contradicted by its hashes", "verify.contradiction")
+def _(trace: Trace) -> None:
+    one = last(trace, event="router_replay_forward_verify", action="replay_forward")
+    one["fallback_rows"] = 0
+    spoil(one["actual"])
+
+
+@defect("a match is of another shape", "verify.contradiction")
+def _(trace: Trace) -> None:
+    one = last(trace, event="router_replay_forward_verify", action="replay_forward")
+    one["actual"]["shape"] = [one["actual"]["shape"][0] + 1, one["actual"]["shape"][1]]
+
+
+@defect("a forward was verified against other routes", "verify.expected")
+def _(trace: Trace) -> None:
+    one = last(trace, event="router_replay_forward_verify", action="replay_forward")
+    spoil(one["expected"])
+    one["actual"]["sha256"] = one["expected"]["sha256"]
+
+
+@defect("a forward installed other routes", "installed.action")
+def _(trace: Trace) -> None:
+    spoil(last(trace, event="router_replay_action", action="replay_forward")["tensor"])
+
+
+@defect("a backward installed other routes", "installed.action")
+def _(trace: Trace) -> None:
+    spoil(last(trace, event="router_replay_action", action="replay_backward")["tensor"])
+
+
+@defect("a backward found nothing to install", "installed.action")
+def _(trace: Trace) -> None:
+    del last(trace, event="router_replay_action", action="replay_backward")["tensor"]
+
+
+@defect(
+    "two micro-batches were installed in each other's place",
+    "installed.action",
+    needs=lambda one: len(one.lengths) > one.microbatch,
+)
+def _(trace: Trace) -> None:
+    rank, layer = _layer(trace)
+    first, *_, other = trace.records(
+        event="router_replay_action",
+        action="replay_forward",
+        stage="train",
+        rank=rank,
+        layer_number=layer,
+    )
+    first["tensor"], other["tensor"] = other["tensor"], first["tensor"]
+
+
+@defect("a shard was not recorded", "cp.coverage")
+def _(trace: Trace) -> None:
+    remove(trace, last(trace, event="cp_routed_experts", stage="train"))
+
+
+@defect("no shard of a stage was recorded", "cp.coverage")
+def _(trace: Trace) -> None:
+    trace.remove(event="cp_routed_experts", stage="train")
+
+
+@defect("identities were not verified", "cp.identity")
+def _(trace: Trace) -> None:
+    for one in trace.records(event="cp_routed_experts"):
+        one["cp_token_identity_verified_count"] = None
+        one["token_identity"] = None
+
+
+@defect("no identity of a micro-batch was verified", "cp.identity", "cp.reassembly")
+def _(trace: Trace) -> None:
+    for one in trace.records(event="cp_routed_experts", microbatch_idx=1, stage="train"):
+        one["cp_token_identity_verified_count"] = 0
+
+
+@defect("fewer rows were verified than there are", "cp.reassembly", "cp.identity")
+def _(trace: Trace) -> None:
+    shards = trace.records(event="cp_routed_experts", stage="train")
+    one = max(shards, key=lambda shard: shard["cp_token_identity_verified_count"])
+    one["cp_token_identity_verified_count"] -= 1
+
+
+@defect("more rows were verified than there are", "cp.reassembly", "cp.identity")
+def _(trace: Trace) -> None:
+    one = last(trace, event="cp_routed_experts", stage="train")
+    one["cp_token_identity_verified_count"] = 10_000
+
+
+@defect(
+    "context-parallel ranks cut the same slice",
+    "cp.reassembly",
+    needs=lambda one: one.context > 1,
+)
+def _(trace: Trace) -> None:
+    layout = trace.layout
+    names = [f"r3_trace_node_pid{1001 + rank}.jsonl" for rank in range(layout.world)]
+    for rank, name in enumerate(names):
+        tensor, context, data, pipeline = coordinates(layout, rank)
+        if context == 0:
+            continue
+        twin = next(
+            other
+            for other in range(layout.world)
+            if coordinates(layout, other) == (tensor, 0, data, pipeline)
+        )
+        trace.files[name] = [
+            copy.deepcopy(one)
+            | {"rank": rank, "pid": 1001 + rank}
+            | ({"cp_rank": context} if "cp_rank" in one else {})
+            for one in trace.files[names[twin]]
+        ]
+
+
+@defect(
+    "ranks of one micro-batch do not number themselves",
+    "cp.coverage",
+    needs=lambda one: one.context > 1,
+)
+def _(trace: Trace) -> None:
+    last(trace, event="cp_routed_experts", stage="train")["cp_rank"] = 0
+
+
+@defect("train replays other routes", "stage.routes", "installed.payload", needs=both_stages)
+def _(trace: Trace) -> None:
+    layout = trace.layout
+    other = make_trace(layout, seed=1234)
+    for name, records in trace.files.items():
+        for mine, theirs in zip(records, other.files[name], strict=True):
+            if mine.get("stage") == "train" and mine["event"] in (*_REPLAY, "cp_routed_experts"):
+                for field in ("tensor", "actual", "expected"):
+                    if field in theirs:
+                        mine[field] = theirs[field]
+
+
+@defect(
+    "a layer was assigned other routes than its shard has",
+    "installed.payload",
+    needs=lambda one: not one.fallback,
+)
+def _(trace: Trace) -> None:
+    """The first row of the first rank's layer: what a preview of the shard shows too."""
+    layer = next(trace.records(event="router_replay_assignment", rank=0))["layer_number"]
+    for record in trace.records(rank=0, layer_number=layer):
+        for name in ("tensor", "actual", "expected"):
+            if name in record:
+                record[name] = shifted(record[name], trace.layout)
+
+
+def shifted(tensor: Record, layout: Layout) -> Record:
+    """Routes of the next experts in the first row."""
+    values = np.array(tensor["preview"], np.int64)
+    values[: layout.top_k] = (values[: layout.top_k] + 1) % layout.experts
+    changed = copy.deepcopy(tensor)
+    spoil(changed)
+    changed["preview"] = values.tolist()
+    if len(values) == tensor["shape"][0] * tensor["shape"][1]:
+        changed["sha256"] = tensor_record(values)["sha256"]
+    return changed
+
+
+@defect(
+    "an assignment has other choices a token",
+    "tensor.shape",
+    "verify.contradiction",
+    "cp.reassembly",
+)
+def _(trace: Trace) -> None:
+    rank, layer = _layer(trace)
+    for record in trace.records(rank=rank, layer_number=layer):
+        for field in ("tensor", "actual", "expected"):
+            if field in record:
+                rows, width = record[field]["shape"]
+                record[field]["shape"] = [rows * width, 1]
+
+
+@defect("a shard has tokens of other rows", "tensor.shape", "cp.reassembly")
+def _(trace: Trace) -> None:
+    one = last(trace, event="cp_routed_experts")
+    one["input_ids"]["shape"] = [*one["input_ids"]["shape"], 1]
+
+
+@defect("an expert is chosen twice", "route.values", "installed.payload", "verify.contradiction")
+def _(trace: Trace) -> None:
+    one = last(trace, event="router_replay_forward_verify")
+    one["actual"]["preview"][1] = one["actual"]["preview"][0]
+
+
+@defect("an expert does not exist", "route.values", "installed.payload", "verify.contradiction")
+def _(trace: Trace) -> None:
+    one = last(trace, event="router_replay_forward_verify")
+    one["actual"]["preview"][0] = 10_000
+
+
+@defect("a row is partly missing", "route.values", "installed.payload")
+def _(trace: Trace) -> None:
+    one = next(trace.records(event="router_replay_assignment"))
+    one["tensor"]["preview"][:2] = [-1, 3]

@@ -1,0 +1,167 @@
+"""Traces of every layout: none that is healthy is refused, and every single defect is named."""
+
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.helpers.r3_defects import DEFECTS
+from tests.helpers.r3_traces import Layout, Trace, make_trace
+from trajreplay.query.routes import RoutePolicy, RouteReport, check_routes
+
+LAYOUTS = {
+    "one rank": Layout(lengths=(3, 2, 4, 1)),
+    "context": Layout(context=2),
+    "sequence": Layout(tensor=2, sequence=True, context=2),
+    "pipeline": Layout(pipeline=3, data=2, lengths=(3, 4, 2), microbatch=2),
+    "rows": Layout(packed=False, lengths=(3, 4, 2, 2), data=2),
+    "steps": Layout(steps=2, context=2, full=True),
+    "fallback": Layout(fallback=1, context=2, pipeline=2, recompute=True),
+    "long": Layout(context=2, lengths=(70, 90, 110, 20, 33, 21), pipeline=2, previewed=0),
+}
+WHOLE = ("context", "sequence", "pipeline")
+TRIED = [
+    *LAYOUTS.values(),
+    *(replace(LAYOUTS[name], queue=False) for name in ("context", "rows", "fallback", "long")),
+]
+
+
+def checked(trace: Trace, **stated: object) -> RouteReport:
+    layout = trace.layout
+    policy = RoutePolicy(layout.contract, stages=layout.stages, **stated)  # type: ignore[arg-type]
+    with TemporaryDirectory() as folder:
+        return check_routes(trace.write(Path(folder) / "trace"), policy)
+
+
+def failed(report: RouteReport) -> set[str]:
+    return {one.rule for one in report.findings if one.severity == "failure"}
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    """Any layout of up to 16 ranks."""
+    context = draw(st.sampled_from([1, 1, 2, 4]))
+    tensor = draw(st.sampled_from([1, 2])) if context < 4 else 1
+    packed = context > 1 or draw(st.booleans())
+    sequence = tensor > 1 and draw(st.booleans())
+    pipeline = draw(st.sampled_from([1, 2]))
+    total = draw(st.integers(pipeline + 1, 6))
+    dense = draw(st.integers(0, total - pipeline))
+    return Layout(
+        tensor=tensor,
+        context=context,
+        data=draw(st.sampled_from([1, 2])),
+        pipeline=pipeline,
+        sequence=sequence,
+        packed=packed,
+        layers=tuple(range(dense + 1, total + 1)),
+        total_layers=total,
+        full=draw(st.booleans()),
+        lengths=tuple(draw(st.lists(st.integers(1, 20), min_size=1, max_size=5))),
+        microbatch=draw(st.integers(1, 3)),
+        apart=draw(st.booleans()),
+        steps=draw(st.integers(1, 2)),
+        stages=draw(st.sampled_from([("prev-logprob", "train"), ("train",)])),
+        queue=draw(st.booleans()),
+        data_slowest=draw(st.booleans()),
+        fallback=draw(st.integers(0, 2)),
+        recompute=draw(st.booleans()),
+        previewed=draw(st.integers(0, 5)),
+        capped=draw(st.integers(1, 3)),
+        top_k=draw(st.sampled_from([1, 2, 4])),
+        experts=draw(st.sampled_from([8, 64, 128])),
+    )
+
+
+@given(layouts(), st.integers(0, 99))
+def test_no_healthy_trace_is_refused(layout: Layout, seed: int) -> None:
+    report = checked(make_trace(layout, seed))
+    assert report.verdict == "pass", [one.message for one in report.findings]
+    assert report.layers == layout.layers
+    assert report.ranks == tuple(range(layout.world))
+    assert (report.fallback_rows > 0) == (layout.fallback > 0 and max(layout.lengths) > 1)
+
+
+@pytest.mark.parametrize("of", TRIED, ids=lambda of: f"{of.contract}, {of.world} ranks")
+def test_every_single_defect_is_named_and_nothing_else(of: Layout) -> None:
+    wrong = {}
+    for defect in [one for one in DEFECTS if one.needs(of)]:
+        trace = make_trace(of, seed=3)
+        defect.apply(trace)
+        found = failed(checked(trace))
+        if not found or not found <= defect.rules:
+            wrong[defect.name] = found
+    assert wrong == {}
+
+
+def test_every_defect_is_tried_somewhere() -> None:
+    assert [one.name for one in DEFECTS if not any(one.needs(of) for of in TRIED)] == []
+    assert len({one.name for one in DEFECTS}) == len(DEFECTS)
+
+
+@pytest.mark.parametrize("layout", WHOLE)
+@pytest.mark.parametrize("queue", [True, False])
+def test_where_previews_hold_whole_layers_everything_is_decided(layout: str, queue: bool) -> None:
+    report = checked(make_trace(replace(LAYOUTS[layout], queue=queue)))
+    assert "unverified" not in report.statuses.values()
+
+
+def test_what_hashes_cannot_decide_fails_only_where_it_is_required() -> None:
+    trace = make_trace(LAYOUTS["long"])
+    assert checked(trace).statuses["installed.payload"] == "unverified"
+    assert checked(trace).verdict == "pass"
+    required = checked(trace, require=("installed.payload",))
+    assert (required.verdict, required.undecided) == ("fail", ("installed.payload",))
+
+
+def test_rows_without_a_route_are_counted_and_bounded_by_the_policy() -> None:
+    trace = make_trace(LAYOUTS["fallback"])
+    report = checked(trace)
+    remarks = [one for one in report.findings if one.rule == "route.fallback"]
+    assert [one.severity for one in remarks] == ["remark"]
+    share = report.fallback_rows / report.verified_rows
+    assert checked(trace, max_fallback_share=share).verdict == "pass"
+    assert failed(checked(trace, max_fallback_share=share * 0.999)) == {"route.fallback"}
+
+
+def test_dense_layers_and_missing_ones_are_told_apart_by_the_policy() -> None:
+    of = replace(LAYOUTS["context"], full=True)
+    assert checked(make_trace(of)).statuses["layer.coverage"] == "unverified"
+    assert checked(make_trace(of), layers=(2, 3, 4)).statuses["layer.coverage"] == "pass"
+    trace = make_trace(of)
+    trace.remove(layer_number=3)
+    assert failed(checked(trace, layers=(2, 3, 4))) == {"layer.coverage"}
+
+
+def test_a_pipeline_stage_without_moe_layers_is_no_defect() -> None:
+    trace = make_trace(Layout(pipeline=2, layers=(4,), context=2))
+    report = checked(trace)
+    assert report.verdict == "pass"
+    assert {one.rule for one in report.findings} == {"layer.coverage"}
+
+
+def test_a_policy_states_experts_where_no_forward_shows_them() -> None:
+    trace = make_trace(LAYOUTS["context"])
+    assert failed(checked(trace, experts=4)) == {"route.values"}
+
+
+def test_the_finding_says_which_stage_rank_and_layer(tmp_path: Path) -> None:
+    trace = make_trace(LAYOUTS["pipeline"])
+    trace.remove(rank=5, layer_number=4, stage="train")
+    trace.files.pop("r3_trace_node_pid1001.jsonl")
+    found = {one.rule: one.where for one in checked(trace).findings if one.severity == "failure"}
+    assert found["rank.coverage"]["rank"] == 0
+    assert found["layer.coverage"] == {"stage": "train", "trace_step": 1, "rank": 5, "layer": 4}
+
+
+def test_a_search_that_is_too_large_leaves_it_open() -> None:
+    of = Layout(context=4, lengths=(300, 250), microbatch=2, queue=False)
+    assert checked(make_trace(of)).statuses["cp.reassembly"] == "unverified"
+    assert checked(make_trace(replace(of, queue=True))).statuses["cp.reassembly"] == "pass"
+
+
+def test_defects_have_names_for_people() -> None:
+    assert all(one.rules for one in DEFECTS)
