@@ -14,6 +14,7 @@ from trajreplay.query.reading import by_name, read_opened
 from trajreplay.query.scanning import WHOLE_LIMIT_BYTES, decoded_bytes
 from trajreplay.query.validate_values import (
     LENGTHS,
+    PLACING,
     redaction_problems,
     seal_problems,
     total_problems,
@@ -26,7 +27,8 @@ from trajreplay.schema.store import Store
 from trajreplay.schema.tables import TABLES
 
 _IDS = ("sample_id", "source_attempt", "source_rollout_id")
-_LOOKED_INTO = frozenset({*KEY_NAMES, *LENGTHS, *_IDS, "group_id", "loss_mask"})
+_FIRST = (*LENGTHS, *PLACING.values())
+_LOOKED_INTO = frozenset({*KEY_NAMES, *_FIRST, *_IDS, "group_id", "loss_mask"})
 
 Problem = tuple[str, str]  # what was checked, and what was found and expected
 
@@ -76,7 +78,7 @@ def check_file(
             left = [column for column in some if column.name not in keys]
             found = by_name(read_opened(opened, entry, left, verify=deep, short=False))
             known.add(opened, entry.key, found)
-        lengths |= {name: found[name] for name in LENGTHS if name in found}
+        lengths |= {name: found[name] for name in _FIRST if name in found}
         ids |= {name: found[name] for name in _IDS if name in found}
         problems += [("content", one) for one in values_problems(entry, file, found, lengths)]
         problems += [("redaction", one) for one in redaction_problems(entry, table, found)]
@@ -90,8 +92,8 @@ def _is_looked_into(column: Column) -> bool:
 
 
 def _ordered(columns: list[Column]) -> list[Column]:
-    """Lengths first, since the other columns are held against them."""
-    return sorted(columns, key=lambda column: column.name not in LENGTHS)
+    """What says how long lists are first, since the other columns are held against it."""
+    return sorted(columns, key=lambda column: column.name not in _FIRST)
 
 
 def _statistics_problems(opened: OpenFile, entry: Entry) -> list[str]:

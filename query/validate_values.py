@@ -12,10 +12,12 @@ from trajreplay.schema.entry import DataFile, Entry
 from trajreplay.schema.errors import SchemaError
 from trajreplay.schema.lists import elements, list_place, non_finite
 from trajreplay.schema.policy import TEXT_FIELDS, Redaction
-from trajreplay.schema.shards import shard_lengths
+from trajreplay.schema.shards import row_places, shard_lengths
 from trajreplay.schema.tables import TABLES, length_column
 
 LENGTHS = ("response_length", "total_length")
+# What says where context-parallel shards lie, by the arguments of `row_places`.
+PLACING = {"ranks": "context_rank", "sizes": "context_size", "batches": "micro_batch_id"}
 Columns = Mapping[str, pa.ChunkedArray]
 
 
@@ -53,16 +55,14 @@ def values_problems(
 
 def _is_shard(entry: Entry, column: Column, values: pa.ChunkedArray, lengths: Columns) -> bool:
     """Whether a rank of a context-parallel group holds just its tokens of a column."""
-    place = entry.parallel
-    if place.context_size == 1 or not lengths.keys() >= set(LENGTHS):
+    sharded = entry.parallel.context_size > 1 or "context_size" in lengths
+    if not sharded or not lengths.keys() >= set(LENGTHS):
         return False
-    held = shard_lengths(
-        column.name,
-        entry.settings.layout,
-        place,
-        lengths["total_length"].to_numpy(),
-        lengths["response_length"].to_numpy(),
-    )
+    layout = entry.settings.layout
+    total, response = (lengths[name].to_numpy() for name in ("total_length", "response_length"))
+    stated = {key: lengths[name].to_pylist() for key, name in PLACING.items() if name in lengths}
+    places = row_places(layout, entry.parallel, total, **stated)
+    held = shard_lengths(column.name, layout, places, total, response)
     if held is None:
         return False
     found = pc.list_value_length(values)
@@ -116,7 +116,8 @@ def seal_problems(
     totals: dict[str, int] = {}
     for column in unread:
         by, seal = length_column(column.name), file.columns[column.name]
-        if not column.is_list or by not in lengths or seal.nulls or entry.parallel.context_size > 1:
+        sharded = entry.parallel.context_size > 1 or "context_size" in file.columns
+        if not column.is_list or by not in lengths or seal.nulls or sharded:
             continue
         if by not in totals:
             totals[by] = pc.sum(lengths[by]).as_py() or 0

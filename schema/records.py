@@ -38,6 +38,8 @@ class SampleRecord:
         weight_versions: (start, stop, version) spans of response tokens and the weights that
             sampled them.
         trajectory_id: The trajectory that it is a fragment of, where one was cut into several.
+        context_rank, context_size: Which context-parallel shard of the sample this is, and of how
+            many, where samples of one rank are cut differently; else the rank's coordinates hold.
         truncated: Whether it was cut at the length limit.
         prompt, response, label, tool_output: Text, stored only as the redaction policy allows.
     """
@@ -57,6 +59,8 @@ class SampleRecord:
     consumer_batch_id: str | None = None
     micro_batch_id: str | None = None
     trajectory_id: str | None = None
+    context_rank: int | None = None
+    context_size: int | None = None
     weight_versions: Sequence[tuple[int, int, int]] | None = None
     truncated: bool | None = None
     prompt: str | None = None

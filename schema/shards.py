@@ -2,90 +2,162 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from trajreplay.schema.identity import ParallelCoordinates
+from trajreplay.schema.lists import Int64s
 from trajreplay.schema.settings import LayoutSettings
 from trajreplay.schema.tables import RESPONSE_LISTS
 
-Int64s = np.ndarray[Any, np.dtype[np.int64]]
 Spans = list[tuple[Int64s, Int64s]]
-SHARDED = ("zigzag", "contiguous")
+SHARDED = ("zigzag", "contiguous", "all-gather")
+
+
+class Places(NamedTuple):
+    """Where the shards of samples lie, (S,) int64 each.
+
+    Args:
+        rank: Rank of the shard among those of its sample.
+        size: How many shards the sample has.
+        start: Where its sequence begins in what is cut; 0 where each sequence is cut by itself.
+        length: Tokens of what is cut, without padding.
+    """
+
+    rank: Int64s
+    size: Int64s
+    start: Int64s
+    length: Int64s
+
+
+def row_places(
+    layout: LayoutSettings,
+    place: ParallelCoordinates,
+    total: Int64s,
+    *,
+    ranks: Sequence[int | None] | None = None,
+    sizes: Sequence[int | None] | None = None,
+    batches: Sequence[str | None] | None = None,
+) -> Places:
+    """Say where the shards of the rows of one capture lie.
+
+    Args:
+        layout: How sequences are cut.
+        place: Where the capturing rank stands.
+        total: (S,) int64. Prompt and response tokens of each row.
+        ranks: `context_rank` of each row; None, of all or of one, for the rank's own.
+        sizes: `context_size` of each row, likewise.
+        batches: `micro_batch_id` of each row, whose sequences are one stream in `all-gather`; None
+            if all rows are one.
+    """
+    start, length = np.zeros_like(total), total
+    if layout.context == "all-gather":
+        start, length = _stream(total, batches)
+    return Places(
+        _filled(ranks, place.context_rank, len(total)),
+        _filled(sizes, place.context_size, len(total)),
+        start,
+        length,
+    )
+
+
+def _filled(values: Sequence[int | None] | None, default: int, count: int) -> Int64s:
+    if values is None:
+        return np.full(count, default, np.int64)
+    return np.array([default if one is None else one for one in values], np.int64)
+
+
+def _stream(total: Int64s, batches: Sequence[str | None] | None) -> tuple[Int64s, Int64s]:
+    """Where each sequence begins in the stream of its micro-batch, and the length of that."""
+    member = np.zeros(len(total), np.int64)
+    if batches is not None:
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(batches))}
+        member = np.array([numbers[name] for name in batches], np.int64)
+    order = np.argsort(member, kind="stable")
+    sizes = np.zeros(int(member.max(initial=-1)) + 1, np.int64)
+    np.add.at(sizes, member, total)
+    start = np.empty_like(total)
+    start[order] = np.cumsum(total[order]) - total[order]
+    return start - (np.cumsum(sizes) - sizes)[member], sizes[member]
 
 
 def response_spans(
-    layout: LayoutSettings, total: Int64s, response: Int64s, rank: int, size: int
+    layout: LayoutSettings, total: Int64s, response: Int64s, places: Places
 ) -> Spans:
-    """The response tokens of each sample that a rank of a context-parallel group holds.
+    """The response tokens of each sample that one of its shards holds.
 
     A sequence of t tokens is padded to P, the next multiple of m, and cut into chunks of c tokens.
     zigzag: 2 n chunks of P / 2n, of which rank k holds k and 2n - 1 - k, in this order, m = 2n
-    unless stated. contiguous: n chunks of P / n, m = n unless stated. The log-prob of response
-    token j is made at position t - r - 1 + j, and lies where that position does.
+    unless stated. contiguous: n chunks of P / n, m = n unless stated. all-gather: as contiguous,
+    of all sequences of a micro-batch laid end to end. The log-prob of response token j is made at
+    position t - r - 1 + j, and lies where that position does.
 
     Args:
         layout: How sequences are cut.
         total: (S,) int64, t. Prompt and response tokens.
         response: (S,) int64, r. Response tokens.
-        rank: k, the rank in its group.
-        size: n, the ranks of the group.
+        places: k, n, and what is cut.
 
     Returns:
         Pairs of (S,) int64: first token held and the one after the last, in the order in which
         they are stored; equal where there is none.
 
     Source:
-        slime and Relax (zigzag, m = 2n), NeMo-RL and Megatron (zigzag, their own multiples),
-        prime-rl (contiguous).
+        slime and Relax (zigzag, m = 2n; all-gather), NeMo-RL and Megatron (zigzag, their own
+        multiples), prime-rl (contiguous).
 
-    >>> layout = LayoutSettings(context="zigzag")
-    >>> one = np.array([11]), np.array([7])
-    >>> [(int(a[0]), int(b[0])) for a, b in response_spans(layout, *one, rank=1, size=2)]
+    >>> layout, total = LayoutSettings(context="zigzag"), np.array([11])
+    >>> places = row_places(layout, ParallelCoordinates(context_rank=1, context_size=2), total)
+    >>> spans = response_spans(layout, total, np.array([7]), places)
+    >>> [(int(a[0]), int(b[0])) for a, b in spans]
     [(0, 3), (3, 6)]
     """
-    pieces = 2 * size if layout.context == "zigzag" else size
+    rank, pieces = places.rank, places.size
+    held = [rank]
+    if layout.context == "zigzag":
+        pieces = 2 * pieces
+        held = [rank, pieces - 1 - rank]
     multiple = layout.context_multiple or pieces
-    chunk = -(-total // multiple) * multiple // pieces
-    places = (rank, pieces - 1 - rank) if layout.context == "zigzag" else (rank,)
+    chunk = -(-places.length // multiple) * multiple // pieces
     first = total - response - 1  # the position that makes the first response token
     spans = []
-    for place in places:
-        low = np.maximum(place * chunk, first)
-        high = np.maximum(np.minimum((place + 1) * chunk, total - 1), low)
+    for piece in held:
+        low = np.maximum(piece * chunk - places.start, first)
+        high = np.maximum(np.minimum((piece + 1) * chunk - places.start, total - 1), low)
         spans.append((low - first, high - first))
     return spans
 
 
 def held_tokens(spans: Spans) -> Int64s:
-    """(S,) int64. How many response tokens of each sample a rank holds."""
+    """(S,) int64. How many response tokens of each sample a shard holds."""
     held: Int64s = sum((stop - start for start, stop in spans), np.zeros_like(spans[0][0]))
     return held
 
 
-def packed_positions(spans: Spans, offsets: Int64s) -> Int64s:
+def packed_positions(spans: Spans, starts: Int64s) -> Int64s:
     """Where the tokens that a rank holds lie among the packed tokens of whole responses.
 
     Args:
         spans: The tokens of each sample that it holds.
-        offsets: (S+1,) int64. Where the whole responses begin.
+        starts: (S,) int64. Where the whole response of each begins.
 
     Returns:
         (n,) int64, in the order in which the rank stores them.
     """
-    starts = np.stack([start for start, _ in spans], 1) + offsets[:-1, None]
+    begins = np.stack([start for start, _ in spans], 1) + starts[:, None]
     lengths = np.stack([stop - start for start, stop in spans], 1).reshape(-1)
     ends = np.cumsum(lengths)
     steps = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)
-    positions: Int64s = np.repeat(starts.reshape(-1), lengths) + steps
+    positions: Int64s = np.repeat(begins.reshape(-1), lengths) + steps
     return positions
 
 
 def shard_lengths(
     name: str,
     layout: LayoutSettings,
-    place: ParallelCoordinates,
+    places: Places,
     total_length: np.ndarray[Any, Any],
     response_length: np.ndarray[Any, Any],
 ) -> Int64s | None:
@@ -94,15 +166,15 @@ def shard_lengths(
     Args:
         name: The column.
         layout: How sequences are cut.
-        place: Where the rank stands.
+        places: Where its shards lie.
         total_length: (S,) int. Prompt and response tokens of the whole samples.
         response_length: (S,) int. Their response tokens.
 
     Returns:
         (S,) int64, or None of a column and layout of which every rank holds the whole.
     """
-    if place.context_size == 1 or layout.context not in SHARDED or name not in RESPONSE_LISTS:
+    sharded = layout.context in SHARDED and name in RESPONSE_LISTS
+    if not sharded or bool((places.size == 1).all()):
         return None
     total, response = total_length.astype(np.int64), response_length.astype(np.int64)
-    spans = response_spans(layout, total, response, place.context_rank, place.context_size)
-    return held_tokens(spans)
+    return held_tokens(response_spans(layout, total, response, places))

@@ -66,6 +66,20 @@ _PROVENANCE = (
         "provenance",
         nullable=True,
     ),
+    Column(
+        "context_rank",
+        pa.int32(),
+        "Which context-parallel shard of the sample the row is, where that is its own.",
+        "provenance",
+        nullable=True,
+    ),
+    Column(
+        "context_size",
+        pa.int32(),
+        "How many shards that sample has.",
+        "provenance",
+        nullable=True,
+    ),
     Column("truncated", pa.bool_(), "Cut at the length limit.", "provenance", nullable=True),
 )
 _TEXT = tuple(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from trajreplay.stages.checks import (
     check_whole,
 )
 from trajreplay.stages.cohort import LoadedCohort, has_own_ids
+from trajreplay.stages.members import counted_members
 from trajreplay.stages.notes import (
     held_dtypes,
     note_copies,
@@ -39,7 +39,7 @@ from trajreplay.stages.notes import (
 from trajreplay.stages.recipe import Recipes
 from trajreplay.stages.report import CohortReport, Finding
 from trajreplay.stages.shard_outputs import Part
-from trajreplay.stages.shards import whole_samples
+from trajreplay.stages.shards import is_dynamic, is_sharded, placed, whole_samples
 from trajreplay.stages.sources import NoSources, Source, Sources, fill_from_sources
 
 
@@ -199,27 +199,28 @@ def _read_rows(
     report: CohortReport,
 ) -> _Rows:
     parts: list[Part] = []
-    totals, micro_batches = {}, Counter[tuple[int, str | None]]()
+    held: list[tuple[int, pa.Table]] = []
     seen: dict[object, set[Any]] = {}
     for entry in owners:
         rank = entry.key.rank
         part = read_columns(store, entry, table, columns)
         check_unique(entry, part, seen)
         check_sources(entry, part)
-        if entry.parallel.context_rank == 0:  # the others of its group hold the same samples
-            totals[rank] = part.num_rows
-            if "micro_batch_id" in columns:
-                micro_batches.update((rank, one) for one in part["micro_batch_id"].to_pylist())
-            elif part.num_rows:
-                micro_batches[rank, None] = part.num_rows
+        if entry.parallel.context_rank == 0 or is_dynamic([part]):
+            held.append((rank, part))  # the others of its group hold the same samples
         part = part.append_column("rank", pa.array(np.full(part.num_rows, rank, np.int32)))
         part = part.append_column("row", pa.array(np.arange(part.num_rows, dtype=np.int64)))
-        parts.append(Part(entry, chosen_rows(part, rows, rank)))
-    if any(entry.parallel.context_size > 1 for entry in owners):
-        parts = whole_samples(parts, owners[0].settings.layout, report)
+        parts.append(Part(entry, part))
+    layout, sharded = owners[0].settings.layout, is_sharded(parts)
+    if sharded:
+        parts = [placed(part, layout) for part in parts]
+    parts = [replace(one, table=chosen_rows(one.table, rows, one.entry.key.rank)) for one in parts]
+    if sharded:
+        parts = whole_samples(parts, layout, report)
     tables = [part.table for part in parts]
     merged = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
-    return _Rows(merged, [part.entry for part in parts], totals, dict(micro_batches))
+    members = counted_members(held, parts[0].entry, "micro_batch_id" in columns)
+    return _Rows(merged, [part.entry for part in parts], *members)
 
 
 def chosen_rows(part: pa.Table, rows: Mapping[int, Mask] | None, rank: int) -> pa.Table:

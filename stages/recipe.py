@@ -15,6 +15,7 @@ from trajreplay.stages.capability import Ability, ability, reused_ability
 from trajreplay.stages.plugins import Plugin
 from trajreplay.stages.report import StageResult
 from trajreplay.stages.scoring import SCORED
+from trajreplay.stages.shards import PLACING
 from trajreplay.stages.sources import TWINS
 
 _ALWAYS = (
@@ -129,6 +130,10 @@ class Recipes:
         twins = TWINS if has_source and "sample" in abilities else ()
         optional = [*_OPTIONAL, *twins] if "advantage.estimate" in abilities else [*twins]
         optional += ("group_size",) if "reward.post_process" in abilities else ()
+        optional += PLACING[-2:]
+        in_streams = widest.context_size > 1 or "context_size" in held
+        if in_streams and lead.settings.layout.context == "all-gather":
+            optional.append("micro_batch_id")
         read = {*names, *reads, *writes, *optional}
         unread = sorted(
             name for name in odd if name in table and table[name].is_floating and name not in read

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from trajreplay.schema.contracts import STAGE_NAMES
 from trajreplay.schema.entry import Entry, Output
+from trajreplay.schema.lists import Int64s
 from trajreplay.stages.report import CohortReport, Finding
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -22,45 +26,70 @@ class Part:
 
 
 def joined_outputs(
-    parts: list[Part], *, sharded: bool, report: CohortReport | None
+    parts: list[tuple[Part, Int64s]],
+    *,
+    sharded: bool,
+    dynamic: bool = False,
+    report: CohortReport | None,
 ) -> tuple[Output, ...]:
     """The outputs of a group under the name of its first rank.
 
     Where each rank reduced its own tokens, it divided by what the whole sample or scope has, so
     that the sum over the ranks is the value of all; one that not every rank has is left out.
     Scalars of the whole cohort, and all where ranks hold whole samples, are the same on each rank,
-    and held against the first that has them.
+    and held against the first that has them. Where ranks hold shards of other samples each, means
+    are added up only if they say what all of them were divided by.
 
     Args:
-        parts: The ranks, the rows of each in the order of the first one's.
+        parts: The ranks, each with the number of the sample that each of its rows is.
         sharded: Whether they hold shards.
+        dynamic: Whether they hold shards of other samples each.
         report: Gets a finding for each rank that recorded another value.
     """
+    if not any(part.entry.outputs for part, _ in parts):
+        return ()
+    count = max((int(rows.max(initial=-1)) for _, rows in parts), default=-1) + 1
+    lead = parts[0][0]
+    held = count if dynamic else lead.entry.rows
     found: dict[tuple[str, ...], list[tuple[Part, Output]]] = defaultdict(list)
-    for part in parts:
+    for part, rows in parts:
+        # What a rank does not hold, it adds nothing to; what was not asked for, nobody looks at.
+        order = np.arange(count) if dynamic else np.asarray(lead.table["row"].to_numpy())
+        base = np.full(held, 0.0 if dynamic else np.nan)
         for one in part.entry.outputs:
             name = one.stage, one.field, str(one.scope), str(one.micro_batch_id)
-            found[name].append((part, _in_order(one, part, parts[0])))
+            found[name].append((part, _in_order(one, part, order[rows], base)))
     outputs: list[Output] = []
     for same in sorted(found.values(), key=lambda one: STAGE_NAMES.index(one[0][1].stage)):
         values = [one for _, one in same]
-        if not sharded or values[0].scope in ("global", None):
+        if not (sharded or dynamic) or values[0].scope in ("global", None):
             _note_others(same, report)
             outputs.append(values[0])
-        elif len(same) == len(parts) and len({_meaning(one) for one in values}) == 1:
+            continue
+        there = {id(part) for part, _ in same}
+        asked = [part for part, _ in parts if not dynamic or _covers(values[0], part)]
+        every = all(id(part) in there for part in asked)
+        alike = len({_meaning(one) for one in values}) == 1
+        unsaid = dynamic and values[0].reduction != "sum" and values[0].denominator is None
+        if every and alike and not (unsaid and values[0].values is None):
             outputs.append(_summed(values))
     return tuple(outputs)
 
 
-def _in_order(output: Output, part: Part, lead: Part) -> Output:
-    """Values of samples, by the rows of the first rank instead of the rank's own."""
-    if output.values is None or part is lead:
+def _covers(output: Output, part: Part) -> bool:
+    """Whether a rank has samples that an output is over."""
+    if output.scope != "micro_batch":
+        return bool(part.table.num_rows > 0)
+    return bool(output.micro_batch_id in part.table["micro_batch_id"].to_pylist())
+
+
+def _in_order(output: Output, part: Part, rows: Int64s, base: Floats) -> Output:
+    """Values of samples, by their rows in the group instead of the rank's own."""
+    if output.values is None:
         return output
-    mine, theirs = part.table["row"].to_pylist(), lead.table["row"].to_pylist()
-    values = [math.nan] * lead.entry.rows
-    for own, row in zip(mine, theirs, strict=True):
-        values[row] = output.values[own]
-    return replace(output, values=tuple(values))
+    values = base.copy()
+    values[rows] = np.array(output.values)[np.asarray(part.table["row"].to_numpy())]
+    return replace(output, values=tuple(values.tolist()))
 
 
 def _note_others(same: list[tuple[Part, Output]], report: CohortReport | None) -> None:

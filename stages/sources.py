@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from trajreplay.query.reading import read_columns
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.tables import ROLLOUTS
 from trajreplay.stages.shard_outputs import Part
-from trajreplay.stages.shards import whole_samples
+from trajreplay.stages.shards import PLACING, is_sharded, placed, whole_samples
 
 # Columns that a rollout capture and the steps that consumed it both hold.
 TWINS = (
@@ -107,12 +107,17 @@ class Sources:
             if (file := entry.file("rollouts")) is not None
             for name in file.columns
         }
-        names = ["sample_id", *(name for name in TWINS if name in there)]
+        held = [name for name in (*TWINS, *PLACING) if name in there]
+        names = ["sample_id", *dict.fromkeys(held)]
         store = self._sets.catalog.store
         try:
-            parts = [Part(one, read_columns(store, one, ROLLOUTS, names)) for one in found.owners]
-            if any(one.parallel.context_size > 1 for one in found.owners):
-                parts = whole_samples(parts, found.owners[0].settings.layout)
+            parts = [
+                Part(replace(one, outputs=()), read_columns(store, one, ROLLOUTS, names))
+                for one in found.owners
+            ]
+            if is_sharded(parts):
+                layout = found.owners[0].settings.layout
+                parts = whole_samples([placed(part, layout) for part in parts], layout)
         except DatasetError as error:
             return Refused(f"rollout {cohort.rollout_id} is refused: {error.message}")
         tables = [part.table for part in parts]

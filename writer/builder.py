@@ -20,11 +20,12 @@ from trajreplay.schema.identity import (
     ResumePoint,
     make_key,
 )
+from trajreplay.schema.lists import Int64s
 from trajreplay.schema.policy import Redaction, Tolerance
 from trajreplay.schema.recompute import RecomputeConfig
 from trajreplay.schema.records import SampleRecord
 from trajreplay.schema.settings import Settings
-from trajreplay.schema.shards import Int64s, shard_lengths
+from trajreplay.schema.shards import row_places, shard_lengths
 from trajreplay.schema.store import Store
 from trajreplay.schema.tables import SAMPLE_TABLES
 from trajreplay.writer.attempts import reserve_attempt
@@ -236,7 +237,8 @@ class CaptureBuilder:
         if samples is None:
             return None
         layout = self._draft.settings.layout
-        return shard_lengths(name, layout, place, samples.total_length, samples.response_length)
+        places = row_places(layout, place, samples.total_length, **samples.placing())
+        return shard_lengths(name, layout, places, samples.total_length, samples.response_length)
 
     def _ragged(self) -> list[str]:
         samples = self._samples

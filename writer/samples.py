@@ -30,6 +30,8 @@ _COUNTS = {
     "response_length": 2**31 - 1,
     "total_length": 2**31 - 1,
     "group_size": 2**31 - 1,
+    "context_rank": 2**31 - 1,
+    "context_size": 2**31 - 1,
     "source_attempt": 2**31 - 1,
     "source_rollout_id": 2**63 - 1,
 }
@@ -91,6 +93,12 @@ class SampleColumns:
         expected: Array = getattr(self, length_column(name))
         return expected
 
+    def placing(self) -> dict[str, list[Any] | None]:
+        """What rows say of where their shards lie, as arguments of `row_places`."""
+        names = {"ranks": "context_rank", "sizes": "context_size", "batches": "micro_batch_id"}
+        found = {key: self.scalars.get(name) for key, name in names.items()}
+        return {key: None if one is None else one.to_pylist() for key, one in found.items()}
+
     @property
     def rows(self) -> int:
         """Samples."""
@@ -128,6 +136,7 @@ def encode_samples(
     values["source_rollout_id"] = _filled(values["source_rollout_id"], key.rollout_id)
     ids = values["sample_id"]
     _refuse([*_id_problems(values), *_count_problems(values)], key)
+    _refuse(_shard_problems(values), key)
     if key.kind == "rollout":
         _refuse(_foreign(values, key), key)
     _refuse(_duplicates(values), key)
@@ -199,6 +208,16 @@ def _is_plain(value: object) -> bool:
         and value.isprintable()
         and value not in (".", "..")
     )
+
+
+def _shard_problems(values: dict[str, list[Any]]) -> list[str]:
+    pairs = zip(values["context_rank"], values["context_size"], strict=True)
+    return [
+        f"row {row}: context_rank and context_size of sample {values['sample_id'][row]!r} are "
+        f"{rank} and {size}, expected a rank below its size, or neither"
+        for row, (rank, size) in enumerate(pairs)
+        if (rank is None) != (size is None) or (rank is not None and rank >= size)
+    ]
 
 
 def _count_problems(values: dict[str, list[Any]]) -> list[str]:

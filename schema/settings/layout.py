@@ -13,10 +13,12 @@ class LayoutSettings:
 
     Args:
         context: `unstated`; `whole`, every rank holds all of them (NeMo-RL); `zigzag`, two chunks
-            a rank, one from either end (slime, Relax, Megatron); `contiguous`, one (prime-rl).
-        context_multiple: Tokens to whose multiple a sequence is padded before it is cut; None for
-            the number of chunks.
+            a rank, one from either end (slime, Relax, Megatron); `contiguous`, one (prime-rl);
+            `all-gather`, one of the sequences of a micro-batch laid end to end in row order
+            (slime's and Relax's allgather_cp, before they hand it on as zigzag).
+        context_multiple: Tokens to whose multiple a sequence, or such a stream, is padded before
+            it is cut; None for the number of chunks.
     """
 
-    context: str = name("unstated", "whole", "zigzag", "contiguous")
+    context: str = name("unstated", "whole", "zigzag", "contiguous", "all-gather")
     context_multiple: int | None = count(None)

@@ -120,6 +120,8 @@ def record(sample: Sample, without: Sequence[str] = (), *, step: bool = True) ->
         "raw_reward": sample.raw_reward,
         "reward": sample.reward,
         "micro_batch_id": sample.micro_batch_id,
+        "context_rank": sample.context[0],
+        "context_size": sample.context[1],
         "source_rollout_id": sample.rollout_id if step else None,
         "source_attempt": sample.attempt if step else None,
     }

@@ -33,6 +33,7 @@ class Sample:
     attempt: int | None = None
     prompt_length: int = 3
     group_size: int | None = None
+    context: tuple[int | None, int | None] = (None, None)  # the shard that it is, of how many
     micro_batch_id: str | None = None
 
     @property

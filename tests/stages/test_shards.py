@@ -1,5 +1,6 @@
 """Context parallelism: a sharded capture replays to the numbers of the whole one, or is refused."""
 
+import math
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +27,6 @@ from trajreplay import (
     RewardSettings,
     Settings,
 )
-from trajreplay.schema.shards import packed_positions, response_spans
 from trajreplay.stages import CohortReport
 
 SETTINGS = Settings(
@@ -40,6 +40,8 @@ LAYOUTS = [
     LayoutSettings("zigzag", 48),
     LayoutSettings("contiguous"),
     LayoutSettings("contiguous", 16),
+    LayoutSettings("all-gather"),
+    LayoutSettings("all-gather", 24),
 ]
 
 
@@ -50,7 +52,7 @@ def _samples(lengths: list[tuple[int, int]], seed: int = 0) -> list[Sample]:
     for row, (prompt, length) in enumerate(lengths):
         mask = [int(one) for one in numbers.random(length) > 0.2]
         one = Sample(f"s-{row}", f"g-{row // 2}", mask, float(numbers.normal()))
-        one.prompt_length = prompt
+        one.prompt_length, one.micro_batch_id = prompt, f"mb-{row // 4}"
         base = numbers.normal(-1.0, 0.5, length)
         for name in ("rollout_log_probs", "old_log_probs", "ref_log_probs", "log_probs"):
             drift = base + numbers.normal(0.0, 0.1, length)
@@ -60,20 +62,37 @@ def _samples(lengths: list[tuple[int, int]], seed: int = 0) -> list[Sample]:
     return samples
 
 
-def _held(sample: Sample, layout: LayoutSettings, rank: int, size: int) -> np.ndarray[Any, Any]:
-    """The response tokens of one sample that a rank holds."""
-    total = np.array([sample.prompt_length + sample.length])
-    spans = response_spans(layout, total, np.array([sample.length]), rank, size)
-    return packed_positions(spans, np.array([0, sample.length]))
+def _held(samples: list[Sample], layout: LayoutSettings, rank: int, size: int) -> list[list[int]]:
+    """The response tokens of each sample that a rank holds: positions laid out one by one."""
+    pieces = 2 * size if layout.context == "zigzag" else size
+    own = [rank, pieces - 1 - rank] if layout.context == "zigzag" else [rank]
+    streams: dict[object, list[tuple[int, int]]] = {}
+    for row, one in enumerate(samples):
+        stream = one.micro_batch_id if layout.context == "all-gather" else row
+        total = one.prompt_length + one.length
+        streams.setdefault(stream, []).extend((row, position) for position in range(total))
+    held: list[list[int]] = [[] for _ in samples]
+    for tokens in streams.values():
+        multiple = layout.context_multiple or pieces
+        chunk = math.ceil(len(tokens) / multiple) * multiple // pieces
+        for piece in own:
+            for row, position in tokens[piece * chunk : (piece + 1) * chunk]:
+                index = position - (samples[row].prompt_length - 1)
+                if 0 <= index < samples[row].length:
+                    held[row].append(index)
+    return held
 
 
-def _shard(sample: Sample, layout: LayoutSettings, rank: int, size: int) -> Sample:
-    """What a rank captures of a sample: its own tokens of every column."""
-    mine = _held(sample, layout, rank, size)
+def _shards(samples: list[Sample], layout: LayoutSettings, rank: int, size: int) -> list[Sample]:
+    """What a rank captures of samples: its own tokens of every column."""
+    held = _held(samples, layout, rank, size)
+    return [_part(one, mine) for one, mine in zip(samples, held, strict=True)]
+
+
+def _part(sample: Sample, mine: list[int]) -> Sample:
     part = sample.copy()
     part.columns = {
-        name: values[torch.from_numpy(mine)] if name in SHARDED else values
-        for name, values in sample.columns.items()
+        name: values[mine] if name in SHARDED else values for name, values in sample.columns.items()
     }
     return part
 
@@ -82,15 +101,16 @@ def _scalars(
     trainer: ComposedTrainer, layout: LayoutSettings, rank: int, size: int
 ) -> list[Expected]:
     """The rank's own share of every scalar: its tokens, over the tokens of the whole samples."""
-    kept = []
-    for one in trainer.samples:
-        own = set(_held(one, layout, rank, size).tolist())
-        kept.append([float(m and t in own) for t, m in enumerate(one.mask)])
+    return _share(trainer, _held(trainer.samples, layout, rank, size))
+
+
+def _share(trainer: ComposedTrainer, held: list[list[int]]) -> list[Expected]:
+    """What tokens of each sample add to every scalar."""
     total = dict.fromkeys(("loss", "pg_loss", "entropy_loss", "pg_clipfrac", "ppo_kl"), 0.0)
-    for row, mask in enumerate(kept):
+    for row, mine in enumerate(held):
         terms = trainer.policy_terms(row)
         for name in total:
-            share = sum(m * x for m, x in zip(mask, terms[name], strict=True))
+            share = sum(trainer.masks[row][t] * terms[name][t] for t in mine)
             total[name] += share / max(sum(trainer.masks[row]), 1.0)
     return [Expected(total, {"scope": "rank", "reduction": "sum"})]
 
@@ -107,7 +127,7 @@ def _write(
     trainer = ComposedTrainer(settings, {0: samples})
     trainer.score()
     trainer.estimate()
-    shares = {rank: [_shard(one, layout, rank, size) for one in samples] for rank in range(size)}
+    shares = {rank: _shards(samples, layout, rank, size) for rank in range(size)}
     for rank, own in shares.items():
         for one in own:
             change(rank, one)
@@ -165,8 +185,9 @@ EXAMPLE = [(3, 9), (5, 17), (2, 6), (9, 12)]
 def test_a_wrong_token_is_found_at_its_place(lake: Lake, layout: LayoutSettings, size: int) -> None:
     samples = _samples(EXAMPLE)
     place = next(t for t, m in enumerate(samples[1].mask) if m)
-    rank = next(r for r in range(size) if place in _held(samples[1], layout, r, size))
-    local = _held(samples[1], layout, rank, size).tolist().index(place)
+    held = [_held(samples, layout, rank, size)[1] for rank in range(size)]
+    rank = next(rank for rank, mine in enumerate(held) if place in mine)
+    local = held[rank].index(place)
 
     def change(own: int, one: Sample) -> None:
         if own == rank and one.sample_id == "s-1":
@@ -210,7 +231,7 @@ def test_a_rank_that_is_missing_from_its_group_refuses_the_cohort(lake: Lake) ->
     trainer.estimate()
     capture(
         lake,
-        {0: [_shard(one, layout, 0, 2) for one in samples]},
+        {0: _shards(samples, layout, 0, 2)},
         WAY,
         step_id=0,
         settings=settings,
@@ -289,12 +310,12 @@ def test_values_of_samples_are_added_up_by_sample(lake: Lake) -> None:
     shares, expected = {}, {}
     for rank in (0, 1):
         rows = list(range(len(samples)))[:: -1 if rank else 1]
-        shares[rank] = [_shard(samples[row], layout, rank, 2) for row in rows]
+        held = _held(samples, layout, rank, 2)
+        shares[rank] = [_part(samples[row], held[row]) for row in rows]
         values: dict[str, list[float]] = {}
         for row in rows:
-            own = set(_held(samples[row], layout, rank, 2).tolist())
             for name, terms in trainer.policy_terms(row).items():
-                masked = [x for t, x in enumerate(terms) if samples[row].mask[t] and t in own]
+                masked = [x for t, x in enumerate(terms) if samples[row].mask[t] and t in held[row]]
                 share = sum(masked) / max(sum(samples[row].mask), 1)
                 values.setdefault(name, []).append(share)
         expected[rank] = [Expected(values, {"scope": "sample", "reduction": "mean"})]
@@ -323,3 +344,136 @@ def test_a_sample_without_a_column_is_missing_on_every_rank(lake: Lake) -> None:
     found = the_stage(cohort, "loss.policy")
     assert (found.verdict, "entropy is missing for 1 of 4" in found.message) == ("refused", True)
     assert the_stage(cohort, "advantage.kl").verdict == "pass"
+
+
+Cut = list[tuple[int, list[int]]]  # of each micro-batch: its size, and the rank of each shard
+
+
+@st.composite
+def _cuts(draw: st.DrawFn, ranks: int = 4) -> Cut:
+    """How three micro-batches are cut, each by itself."""
+    sizes = [draw(st.sampled_from([1, 2, 4])) for _ in range(3)]
+    return [(size, draw(st.permutations(range(ranks)))[:size]) for size in sizes]
+
+
+def _write_dynamic(
+    lake: Lake,
+    samples: list[Sample],
+    layout: LayoutSettings,
+    cuts: Cut,
+    *,
+    backwards: bool = False,
+    change: Callable[[dict[int, list[Sample]]], None] = lambda shares: None,
+    meaning: dict[str, Any] | None = None,
+    told: LayoutSettings | None = None,
+) -> None:
+    """Four ranks, any of which holds any shard, in an order of its own."""
+    settings = replace(SETTINGS, layout=layout)
+    trainer = ComposedTrainer(settings, {0: samples})
+    trainer.score()
+    trainer.estimate()
+    shares: dict[int, list[Sample]] = {rank: [] for rank in range(4)}
+    tokens: dict[int, list[list[int]]] = {rank: [[] for _ in samples] for rank in range(4)}
+    for batch, (size, owners) in enumerate(cuts):
+        for shard, rank in enumerate(owners):
+            held = _held(samples, layout, shard, size)
+            for row, one in enumerate(samples):
+                if one.micro_batch_id == f"mb-{batch}":
+                    part = _part(one, held[row])
+                    part.context = (shard, size)
+                    shares[rank].append(part)
+                    tokens[rank][row] = held[row]
+    if backwards and layout.context != "all-gather":  # whose streams have an order
+        shares = {rank: own[:: -1 if rank % 2 else 1] for rank, own in shares.items()}
+    change(shares)
+    expected = {rank: _share(trainer, held) for rank, held in tokens.items()}
+    for (scalars,) in expected.values():
+        scalars.meaning = meaning or scalars.meaning
+    capture(
+        lake,
+        shares,
+        WAY,
+        step_id=0,
+        stages=ALL_STAGES,
+        columns=ALL_COLUMNS,
+        settings=settings if told is None else replace(settings, layout=told),
+        expected=expected,
+        parallel={rank: ParallelCoordinates(data_rank=rank, data_size=4) for rank in range(4)},
+        cohort_size=len(samples),
+    )
+
+
+@given(LENGTHS.map(lambda rows: rows * 2), _cuts(), st.sampled_from(LAYOUTS), st.booleans())
+def test_shards_of_any_size_on_any_rank_replay_as_whole_samples(
+    lengths: list[tuple[int, int]], cuts: Cut, layout: LayoutSettings, backwards: bool
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        lake = Lake.create(Path(folder) / "lake")
+        _write_dynamic(lake, _samples(lengths), layout, cuts, backwards=backwards)
+        assert lake.validate().ok
+        cohort = the_cohort(lake.replay())
+    assert cohort.verdict in ("pass", "precision"), cohort.to_json()
+    assert the_stage(cohort, "reward.post_process").compared == len(lengths)
+    assert the_stage(cohort, "loss.policy").compared == 5  # added up over the ranks
+
+
+CUTS = [(2, [3, 0]), (4, [1, 0, 3, 2]), (1, [2])]
+
+
+def test_a_shard_that_no_rank_holds_is_named(lake: Lake) -> None:
+    def change(shares: dict[int, list[Sample]]) -> None:
+        del shares[1][0]
+
+    _write_dynamic(lake, _samples(EXAMPLE * 2), LAYOUTS[0], CUTS, change=change)
+    cohort = the_cohort(lake.replay())
+    assert cohort.verdict == "refused"
+    assert "of sample 's-4' the shards (rank, size) [(1, 4), (2, 4), (3, 4)]" in cohort.refusal
+
+
+def test_a_wrong_token_of_a_moved_shard_is_found(lake: Lake) -> None:
+    samples = _samples(EXAMPLE * 2)
+    mine = _held(samples, LAYOUTS[0], 1, 2)[1]
+    local = next(place for place, t in enumerate(mine) if samples[1].mask[t])
+
+    def change(shares: dict[int, list[Sample]]) -> None:
+        one = next(one for one in shares[0] if one.sample_id == "s-1")
+        one.columns["kl"][local] += 0.5
+
+    _write_dynamic(lake, samples, LAYOUTS[0], CUTS, change=change)
+    found = the_stage(the_cohort(lake.replay()), "advantage.kl").divergences
+    assert [(one.sample_id, one.token) for one in found] == [("s-1", mine[local])]
+
+
+def test_means_of_ranks_that_hold_other_samples_say_what_they_divide_by(lake: Lake) -> None:
+    _write_dynamic(
+        lake,
+        _samples(EXAMPLE * 2),
+        LAYOUTS[0],
+        CUTS,
+        meaning={"scope": "rank", "reduction": "mean"},
+    )
+    found = the_stage(the_cohort(lake.replay()), "loss.policy")
+    assert (found.verdict, found.compared) == ("unverified", 0)
+
+
+def test_shards_of_a_layout_that_nobody_states_are_refused_at_capture(lake: Lake) -> None:
+    with pytest.raises(CaptureError, match="expected response_length = 9"):
+        _write_dynamic(lake, _samples(EXAMPLE * 2), LAYOUTS[0], CUTS, told=LayoutSettings())
+
+
+def test_a_part_of_a_stream_knows_where_it_lies(lake: Lake) -> None:
+    """Samples that were left out of a selection still stand before those that were not."""
+    _write(lake, _samples(EXAMPLE), LayoutSettings("all-gather"), 2)
+    cohort = the_cohort(lake.replay(groups=["g-1"]))
+    assert the_stage(cohort, "advantage.kl").verdict in ("pass", "precision")
+    assert the_stage(cohort, "advantage.kl").compared == sum(
+        sum(one.mask) for one in _samples(EXAMPLE)[2:]
+    )
+
+
+@pytest.mark.parametrize("rank_and_size", [(2, 2), (0, None), (None, 2)])
+def test_a_shard_says_rank_and_size(lake: Lake, rank_and_size: tuple[Any, Any]) -> None:
+    sample = _samples(EXAMPLE)[0]
+    sample.context = rank_and_size
+    with pytest.raises(CaptureError, match="a rank below its size, or neither"):
+        capture(lake, {0: [sample]}, WAY, step_id=0, columns=["entropy"])
