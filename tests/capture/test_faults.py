@@ -1,0 +1,174 @@
+"""Faults of disks, processes and hooks: no number of a training changes, no lake ever lies."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.captures import entries_of, verify
+from tests.helpers.processes import ROOT
+from tests.helpers.recorded_training import STEPS, learn, recording
+from trajreplay import Lake
+from trajreplay.capture import CaptureWarning, Recorder
+from trajreplay.schema.entry import Entry
+
+pytestmark = pytest.mark.filterwarnings("always::trajreplay.capture.CaptureWarning")
+
+
+@pytest.fixture(scope="module")
+def plain() -> str:
+    """The parameters of the training without capture."""
+    return learn(Recorder())
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every sync of a file take a while, as on a loaded file system."""
+    sync = os.fsync
+
+    def late(descriptor: int) -> None:
+        time.sleep(0.02)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", late)
+
+
+def by_status(lake: Lake, status: str) -> list[Entry]:
+    return [one for one in entries_of(lake) if one.status == status]
+
+
+def check(lake: Lake, *, dropped: int) -> None:
+    """Nothing in the lake is broken, and each step is there, as data or as dropped."""
+    verify(lake)
+    assert len(by_status(lake, "dropped")) == dropped
+    assert len(entries_of(lake)) == STEPS
+    complete = [one.key.rollout_id for one in by_status(lake, "complete")]
+    report = lake.replay()
+    found = {one.rollout_id: one.verdict for one in report.cohorts}
+    assert {one: found[one] for one in complete if one is not None} == dict.fromkeys(
+        complete, "pass"
+    )
+    assert set(found.values()) == (
+        {"pass", "refused"} if dropped and complete else {"pass"} if complete else {"refused"}
+    )
+
+
+def test_capture_changes_no_number(lake: Lake, plain: str) -> None:
+    recorder = recording(lake.path, strict=True)
+    assert learn(recorder) == plain
+    assert recorder.close()
+    check(lake, dropped=0)
+
+
+def test_a_slow_lake_is_waited_for_at_the_end_only(lake: Lake, plain: str, slow: None) -> None:
+    recorder = recording(lake.path)
+    assert learn(recorder) == plain
+    assert recorder.close()
+    check(lake, dropped=0)
+
+
+def test_a_full_queue_drops_and_says_so(lake: Lake, plain: str, slow: None) -> None:
+    recorder = recording(lake.path, queue_bytes=1)
+    with pytest.warns(CaptureWarning, match="was dropped: queue full") as told:
+        assert learn(recorder) == plain
+    assert len(told) == 1
+    assert recorder.close()
+    dropped = by_status(lake, "dropped")
+    assert 0 < len(dropped) < STEPS
+    assert all("would exceed 1" in one.reason for one in dropped)
+    check(lake, dropped=len(dropped))
+
+
+def test_a_training_may_wait_for_room(lake: Lake, plain: str, slow: None) -> None:
+    recorder = recording(lake.path, queue_bytes=1, wait_s=20.0)
+    assert learn(recorder) == plain
+    assert recorder.close()
+    check(lake, dropped=0)
+
+
+def test_what_is_not_written_in_time_is_noted_as_dropped(
+    lake: Lake, plain: str, slow: None
+) -> None:
+    recorder = recording(lake.path)
+    assert learn(recorder) == plain
+    started = time.monotonic()
+    recorder.close(timeout_s=0.0)
+    assert time.monotonic() - started < 3.0
+    assert recorder.flush(20.0)
+    dropped = by_status(lake, "dropped")
+    assert {one.reason for one in dropped} == {"the program ended before it was written"}
+    check(lake, dropped=len(dropped))
+
+
+def test_a_lake_that_vanishes_is_warned_of_once_and_found_again(lake: Lake, plain: str) -> None:
+    recorder = recording(lake.path)
+    away = Path(f"{lake.path}-away")
+
+    def unmount(step: int) -> None:
+        recorder.flush(20.0)
+        if step == 1:
+            Path(lake.path).rename(away)
+        if step == 3:
+            away.rename(lake.path)
+
+    with pytest.warns(CaptureWarning, match="a capture was not written") as told:
+        assert learn(recorder, unmount) == plain
+    assert recorder.close()
+    assert len(told) == 1
+    verify(lake)
+    assert [one.key.rollout_id for one in entries_of(lake)] == [0, 1, 4, 5]
+
+
+def test_a_lake_that_cannot_hold_data_says_what_is_missing(lake: Lake, plain: str) -> None:
+    (Path(lake.path) / "data").write_text("no folder")
+    recorder = recording(lake.path)
+    with pytest.warns(CaptureWarning, match="a capture was not written"):
+        assert (learn(recorder), recorder.close()) == (plain, True)
+    assert len(by_status(lake, "dropped")) == STEPS
+
+
+def test_a_full_disk_changes_no_number_and_is_noted(lake: Lake, plain: str) -> None:
+    done = program(lake, "disk-full")
+    assert (done.returncode, done.stdout, done.stderr) == (0, plain, "")
+    assert all("File too large" in one.reason for one in by_status(lake, "dropped"))
+    check(lake, dropped=STEPS)
+
+
+def test_a_killed_rank_leaves_whole_captures_only(lake: Lake) -> None:
+    done = program(lake, "kill")
+    assert done.returncode == -9
+    verify(lake)
+    assert lake.validate().ok
+    found = entries_of(lake)
+    assert len(found) <= STEPS // 2 + 1
+    assert all(one.status == "complete" for one in found)
+
+
+def test_an_exception_in_a_hook_is_not_the_training_s(lake: Lake, plain: str) -> None:
+    recorder = recording(lake.path)
+
+    def wrong(step: int) -> None:
+        with recorder.guard("hook of a test"):
+            raise ZeroDivisionError
+        recorder.record([], tokens=object())
+        recorder.end_step()
+
+    with pytest.warns(CaptureWarning) as told:
+        assert learn(recorder, wrong) == plain
+    assert len(told) == 3  # once each, however many steps
+    recorder.close()
+    check(lake, dropped=0)
+
+
+def program(lake: Lake, fault: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "tests.helpers.recorded_training", lake.path, fault],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )

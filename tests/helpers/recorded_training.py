@@ -1,0 +1,126 @@
+"""A policy that really learns, in plain torch, with the calls of the recorder in its loop.
+
+As a program, one rank whose lake fails: `python -m tests.helpers.recorded_training LAKE FAULT`;
+it prints the parameters at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+
+import torch
+
+from trajreplay import SampleRecord, Settings, capture
+from trajreplay.capture import Recorder, Switches
+from trajreplay.schema import LossSettings, RewardSettings, StageContract
+
+FILE_BYTES = 5000  # too little for the entry of a capture, enough for that of a dropped one
+STEPS, PROMPTS, GROUP, LENGTH, VOCABULARY = 6, 2, 4, 8, 16
+SETTINGS = Settings(
+    reward=RewardSettings(n_samples_per_prompt=GROUP),
+    loss=LossSettings(batch_reduction="mean", use_kl_loss=False, tis=False, opsm=False, opd=False),
+)
+STAGES = (
+    "sample",
+    "reward.raw",
+    "reward.post_process",
+    "advantage.estimate",
+    StageContract("loss.policy", scalars=["loss"]),
+)
+
+
+def learn(recorder: Recorder, between: Callable[[int], None] = lambda step: None) -> str:
+    """Take some steps, each of two micro-batches; the parameters at the end, bit by bit.
+
+    Args:
+        recorder: Is told of every step.
+        between: Called after each step.
+    """
+    torch.manual_seed(1)
+    actor = torch.nn.Embedding(VOCABULARY, VOCABULARY)
+    optimizer = torch.optim.SGD(actor.parameters(), lr=0.5)
+    for step in range(STEPS):
+        inputs = torch.randint(0, VOCABULARY, (PROMPTS, GROUP, LENGTH))
+        tokens = torch.randint(0, VOCABULARY, inputs.shape)
+        raw = (tokens % 2).float().mean(-1)
+        reward = (raw - raw.mean(1, keepdim=True)) / (raw.std(1, keepdim=True) + 1e-6)
+        with torch.no_grad():
+            old = log_probs(actor, inputs, tokens) + 0.1 * torch.randn(inputs.shape)
+        optimizer.zero_grad()
+        with recorder.step(step, 0):
+            for prompt in range(PROMPTS):
+                new = log_probs(actor, inputs[prompt], tokens[prompt])
+                ratio, advantages = (
+                    (new - old[prompt]).exp(),
+                    reward[prompt, :, None].expand(GROUP, LENGTH),
+                )
+                worst = torch.maximum(-ratio * advantages, -ratio.clamp(0.8, 1.2) * advantages)
+                loss = worst.mean() / PROMPTS
+                torch.autograd.backward(loss)
+                recorder.record_policy_loss(
+                    prompt,
+                    samples(prompt, raw, reward),
+                    scalars={"loss": loss},
+                    scale=1 / PROMPTS,
+                    log_probs=new,
+                    old_log_probs=old[prompt],
+                    advantages=advantages,
+                )
+                advantages.mul(0.0)
+                new.detach().zero_()  # what is in place later must not be what is recorded
+        optimizer.step()
+        between(step)
+    return actor.weight.detach().numpy().tobytes().hex()
+
+
+def log_probs(actor: torch.nn.Module, inputs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """The log-probability of each token after the one before it."""
+    every = torch.log_softmax(actor(inputs), -1)
+    return every.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+
+def samples(prompt: int, raw: torch.Tensor, reward: torch.Tensor) -> list[SampleRecord]:
+    """The samples of one prompt."""
+    return [
+        SampleRecord(
+            f"s-{prompt}-{row}",
+            LENGTH,
+            2 * LENGTH,
+            [1] * LENGTH,
+            group_index=prompt,
+            raw_reward=float(raw[prompt, row]),
+            reward=float(reward[prompt, row]),
+        )
+        for row in range(GROUP)
+    ]
+
+
+def recording(lake: str, **changes: object) -> Recorder:
+    """The recorder of this training, as in production."""
+    switches = Switches(**{"lake": lake, "run_id": "r", "close_s": 20.0, **changes})  # type: ignore[arg-type]
+    return capture.enable(switches, settings=SETTINGS, step_stages=STAGES)
+
+
+def kill(step: int) -> None:
+    """End the process as the kernel does when memory is short."""
+    if step == STEPS // 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(lake: str, fault: str) -> None:
+    """Train with a lake of small files only, or until killed."""
+    warnings.simplefilter("ignore")
+    recorder = recording(lake)
+    if fault == "disk-full":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
+    found = learn(recorder, kill if fault == "kill" else lambda step: None)
+    sys.stdout.write(found)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])
