@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
-from trajreplay.capture.background import Background, Handoff
 from trajreplay.capture.copies import Copier, Slots
+from trajreplay.capture.outlet import Outlet
 from trajreplay.capture.pending import Pending
 from trajreplay.capture.recorder import Recorder
-from trajreplay.schema.errors import CaptureError, TrajReplayError, listed
+from trajreplay.schema.errors import CaptureError, TrajReplayError
 
 if TYPE_CHECKING:
     from trajreplay.capture.ranks import Place
@@ -59,46 +59,39 @@ class LiveRecorder(Recorder):
         step_stages: Stages,
         identity: Mapping[str, Any],
     ) -> None:
-        self._switches = switches
         self.attempt = place.attempt
-        self._settings = settings
+        self._settings, self._strict = settings, switches.strict
         self._stages: dict[Level, Stages] = {"rollout": rollout_stages, "step": step_stages}
-        self._identity = {
-            **identity,
-            "run_id": switches.run_id,
-            "attempt": place.attempt,
-            "rank": place.rank,
-            "expected_ranks": place.expected_ranks,
-            "resumed_from": place.resumed_from,
-            "redaction": switches.redaction,
-        }
         self._open: dict[Level, Pending | None] = {}
         self._slots = Slots(switches.queue_bytes)
-        self._background = Background(
-            switches.lake,
-            queue_bytes=switches.queue_bytes,
-            wait_s=switches.wait_s,
-            close_s=switches.close_s,
+        self._outlet = Outlet(
+            switches,
+            {
+                **identity,
+                "run_id": switches.run_id,
+                "attempt": place.attempt,
+                "rank": place.rank,
+                "expected_ranks": place.expected_ranks,
+                "resumed_from": place.resumed_from,
+                "redaction": switches.redaction,
+            },
         )
 
     @_guarded
     def begin_rollout(self, rollout_id: int, **options: Any) -> None:
         """As of `Recorder`."""
-        wanted = self._switches.selection.wants_rollout(rollout_id)
-        self._begin("rollout", rollout_id, None, wanted, **options)
+        self._begin("rollout", rollout_id, None, **options)
 
     @_guarded
     def begin_step(self, rollout_id: int, step_id: int, **options: Any) -> None:
         """As of `Recorder`."""
-        wanted = self._switches.selection.wants_step(rollout_id, step_id)
-        self._begin("step", rollout_id, step_id, wanted, **options)
+        self._begin("step", rollout_id, step_id, **options)
 
     def _begin(
         self,
         level: Level,
         rollout_id: int,
         step_id: int | None,
-        wanted: bool,
         *,
         settings: Settings | RecomputeConfig | None = None,
         stages: Stages | None = None,
@@ -106,8 +99,8 @@ class LiveRecorder(Recorder):
     ) -> None:
         if (before := self._open.pop(level, None)) is not None:
             before.problems.append(f"it was not ended when {level} {rollout_id} began")
-            self._hand_over(before)
-        if not wanted:
+            self._outlet.take(before)
+        if (fate := self._outlet.fate(rollout_id, step_id)) == "none":
             self._open[level] = None
             return
         options = {
@@ -115,7 +108,8 @@ class LiveRecorder(Recorder):
             "stages": self._stages[level] if stages is None else stages,
             "cohort_size": cohort_size,
         }
-        self._open[level] = Pending(rollout_id, step_id, options, Copier(self._slots))
+        copier = Copier(self._slots)
+        self._open[level] = Pending(rollout_id, step_id, options, copier, held=fate == "held")
 
     @_guarded
     def record(
@@ -186,15 +180,17 @@ class LiveRecorder(Recorder):
         self._end("rollout")
 
     @_guarded
-    def end_step(self) -> None:
+    def end_step(self, **scalars: float) -> None:
         """As of `Recorder`."""
-        self._end("step")
+        if (pending := self._end("step")) is not None:
+            self._outlet.check(pending, scalars)
 
-    def _end(self, level: Level) -> None:
+    def _end(self, level: Level) -> Pending | None:
         if level not in self._open:
             raise CaptureError(f"a {level} ends, and none was begun")
         if (pending := self._open.pop(level)) is not None:
-            self._hand_over(pending)
+            self._outlet.take(pending)
+        return pending
 
     @_guarded
     def drop(self, reason: str) -> None:
@@ -202,25 +198,13 @@ class LiveRecorder(Recorder):
         for pending in self._open.values():
             if pending is not None:
                 pending.problems.append(reason)
-                self._hand_over(pending)
+                self._outlet.take(pending)
         self._open.clear()
 
-    def _hand_over(self, pending: Pending) -> None:
-        identity = {
-            **self._identity,
-            **pending.options,
-            "rollout_id": pending.rollout_id,
-            "step_id": pending.step_id,
-        }
-        handoff = Handoff(identity, pending)
-        if pending.problems:
-            handoff = handoff.given_up(listed(pending.problems, 5))
-        if reason := self._background.put(handoff):
-            self._background.warn("queue", f"{pending} was dropped: {reason}")
-        if self._switches.strict:
-            self._background.flush()
-            if self._background.errors:
-                raise self._background.errors.pop()
+    @_guarded
+    def promote(self, reason: str) -> None:
+        """As of `Recorder`."""
+        self._outlet.promote(reason)
 
     @contextmanager
     def guard(self, where: str) -> Iterator[None]:
@@ -236,15 +220,16 @@ class LiveRecorder(Recorder):
         for pending in self._open.values():
             if pending is not None:
                 pending.problems.append(f"{where}: {reason}")
-        if self._switches.strict:
+        if self._strict:
             raise error
-        self._background.warn(f"{where} {type(error).__name__}", f"{where}: {error!r:.500}")
+        kind = f"{where} {type(error).__name__}"
+        self._outlet.background.warn(kind, f"{where}: {error!r:.500}")
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """As of `Recorder`."""
-        return self._background.flush(timeout_s)
+        return self._outlet.background.flush(timeout_s)
 
     def close(self, timeout_s: float | None = None) -> bool:
         """As of `Recorder`."""
         self.drop("recording was closed before it ended")
-        return self._background.close(self._switches.close_s if timeout_s is None else timeout_s)
+        return self._outlet.close(timeout_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -26,12 +27,14 @@ class Pending:
         step_id: The optimizer step within it; None for the rollout itself.
         options: Other arguments of `Lake.capture`.
         copier: Makes the copies.
+        held: Whether it waits in the ring until something asks for it.
     """
 
     rollout_id: int
     step_id: int | None
     options: Mapping[str, Any]
     copier: Copier
+    held: bool = False
     problems: list[str] = field(default_factory=list)
     _samples: list[SampleRecord] = field(default_factory=list)
     _columns: dict[str, Rows] = field(default_factory=dict)
@@ -48,6 +51,22 @@ class Pending:
     def held_bytes(self) -> int:
         """Memory that its copies take."""
         return self.copier.held_bytes
+
+    @property
+    def sources(self) -> set[int]:
+        """Rollouts that its samples come from."""
+        given = {one.source_rollout_id for one in self._samples}
+        return {self.rollout_id if one is None else one for one in given}
+
+    @property
+    def seen(self) -> dict[str, float]:
+        """Its scalars, the one furthest from 0 of each; one that is not finite is the furthest."""
+        found: dict[str, float] = {}
+        for _, scalars in self._scalars:
+            for name, value in scalars.items():
+                if name not in _MEANING and isinstance(value, float):
+                    found[name] = max(found.get(name, 0.0), value, key=_distance)
+        return found
 
     def append(
         self,
@@ -165,6 +184,13 @@ class Pending:
             capture.tensor(name, column, **self._origins.get(name, {}))
         for stage, scalars in self._scalars:
             capture.expected(stage, **scalars)
+
+
+_MEANING = ("scale", "denominator", "numerator")  # what is told of scalars beside them
+
+
+def _distance(value: float) -> float:
+    return abs(value) if math.isfinite(value) else math.inf
 
 
 def _number(value: Any) -> Any:

@@ -132,11 +132,22 @@ class Recorder:
             meaning: reduction, scale, numerator, denominator, as of a capture's `expected`.
         """
 
-    def end_step(self) -> None:
-        """End the open step and hand it over to be written."""
+    def end_step(self, **scalars: float) -> None:
+        """End the open step and hand it over to be written.
+
+        Args:
+            scalars: What else is known now and may be a trigger, such as grad_norm; not stored.
+        """
 
     def drop(self, reason: str) -> None:
         """Give up what is open; the lake says that it was, and why."""
+
+    def promote(self, reason: str) -> None:
+        """Write the last steps that are held, and the rollouts that they consumed from.
+
+        Args:
+            reason: Why; stored with each of them, as the producer's `trigger`.
+        """
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until what was handed over is written.

@@ -18,14 +18,16 @@ class Selection:
     """The rollouts and steps to capture; where one of the two is not named, it follows the other.
 
     Args:
-        steps: `ROLLOUT:STEP` with a number or a range in either place, or as of rollouts.
-        rollouts: Numbers, ranges such as `5-9`, `every:10`, or `all`; several with commas.
+        steps: `ROLLOUT:STEP` with a number or a range in either place, or as of rollouts. Alone,
+            it captures the rollouts too that those steps consume from, whichever they are.
+        rollouts: Numbers, ranges such as `5-9`, `every:10`, or `all`; several with commas. Alone,
+            it captures all steps of these rollouts.
 
     Raises:
         SchemaError: A text has another form.
 
     >>> chosen = Selection(steps="0:0, 3-5:1")
-    >>> [chosen.wants_step(rollout, 1) for rollout in (0, 3, 6)], chosen.wants_rollout(4)
+    >>> [chosen.wants_step(rollout, 1) for rollout in (0, 3, 6)], chosen.by_consumer
     ([False, True, False], True)
     """
 
@@ -40,11 +42,17 @@ class Selection:
             steps = _items("steps", self.steps)
         else:
             steps = rollouts
+        everything = steps if self.steps is None else ()
         object.__setattr__(self, "_steps", steps)
-        object.__setattr__(self, "_rollouts", rollouts or steps)
+        object.__setattr__(self, "_rollouts", everything if rollouts is None else rollouts)
+
+    @property
+    def by_consumer(self) -> bool:
+        """Whether a rollout is asked for once a chosen step is known to consume from it."""
+        return self.steps is not None and self.rollouts is None
 
     def wants_rollout(self, rollout_id: int) -> bool:
-        """Whether the captures of a rollout are asked for."""
+        """Whether the captures of a rollout are asked for by its number."""
         return any(one.rollout(rollout_id) for one in self._rollouts)
 
     def wants_step(self, rollout_id: int, step_id: int) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trajreplay.capture.selection import Selection
+from trajreplay.capture.triggers import Triggers
 from trajreplay.schema.errors import SchemaError, listed
 from trajreplay.schema.identity import check_id
 from trajreplay.schema.policy import Redaction
@@ -34,6 +35,10 @@ class Switches:
         queue_bytes: Copies that may wait to be written. Bytes.
         wait_s: How long training may wait for room in that queue before a capture is dropped.
         close_s: How long the end of the program may wait for what is not yet written.
+        keep_last: Steps that are held in memory, with the rollouts that they consumed from, and
+            written when a trigger fires; 0 for none.
+        ring_bytes: Most that they take, and rollouts whose consumer is not known yet. Bytes.
+        triggers: When they are written.
         strict: Raise what would only be warned of. For tests, never for production.
     """
 
@@ -44,6 +49,9 @@ class Switches:
     queue_bytes: int = 1 << 28
     wait_s: float = 0.0
     close_s: float = 30.0
+    keep_last: int = 0
+    ring_bytes: int = 1 << 28
+    triggers: Triggers = field(default_factory=Triggers)
     strict: bool = False
 
     def __post_init__(self) -> None:
@@ -135,6 +143,12 @@ def _seconds(text: str) -> float:
     return float(text)
 
 
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 6):
+        raise ValueError("a number of steps")
+    return int(text)
+
+
 def _redaction(text: str) -> dict[str, str]:
     rules: dict[str, str] = {}
     for part in filter(None, (one.strip() for one in text.split(","))):
@@ -163,6 +177,9 @@ _READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "QUEUE_BYTES": ("queue_bytes", _bytes),
     "WAIT_S": ("wait_s", _seconds),
     "CLOSE_S": ("close_s", _seconds),
+    "KEEP_LAST": ("keep_last", _count),
+    "RING_BYTES": ("ring_bytes", _bytes),
+    "TRIGGERS": ("triggers", Triggers),
     "STRICT": ("strict", _flag),
 }
 

@@ -32,10 +32,13 @@ def test_every_nth_begins_at_zero(every: int, rollout: int) -> None:
 @given(rollout=NUMBERS, step=NUMBERS)
 def test_what_is_not_chosen_follows_the_other(rollout: int, step: int) -> None:
     by_step = Selection(steps="3:1,7-9:all")
-    assert by_step.wants_rollout(rollout) == (rollout in (3, 7, 8, 9))
+    assert not by_step.wants_rollout(rollout)  # by its number: its consumer decides
+    assert by_step.by_consumer
     by_rollout = Selection(rollouts="3,7-9")
     assert by_rollout.wants_step(rollout, step) == (rollout in (3, 7, 8, 9))
     both = Selection(steps="3:1", rollouts="5")
+    assert not both.by_consumer
+    assert not by_rollout.by_consumer
     assert [both.wants_rollout(5), both.wants_rollout(3)] == [True, False]
 
 

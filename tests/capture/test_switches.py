@@ -4,6 +4,7 @@ import pytest
 
 from trajreplay import SchemaError, capture
 from trajreplay.capture import Selection, Switches
+from trajreplay.capture.triggers import Triggers
 
 ON = {"TRAJREPLAY_CAPTURE": "1", "TRAJREPLAY_LAKE": "lake", "TRAJREPLAY_RUN_ID": "r"}
 
@@ -32,6 +33,9 @@ def test_every_switch_is_read() -> None:
         QUEUE_BYTES="64M",
         WAIT_S="0.25",
         CLOSE_S="5",
+        KEEP_LAST="3",
+        RING_BYTES="1G",
+        TRIGGERS="nonfinite,loss>5",
         STRICT="true",
     ) == Switches(
         lake="lake",
@@ -41,6 +45,9 @@ def test_every_switch_is_read() -> None:
         queue_bytes=64 << 20,
         wait_s=0.25,
         close_s=5.0,
+        keep_last=3,
+        ring_bytes=1 << 30,
+        triggers=Triggers("nonfinite,loss>5"),
         strict=True,
     )
 
@@ -86,6 +93,9 @@ def test_a_run_without_a_name_is_called_after_its_job(variable: str, scheduler: 
         ("WAIT_S", "soon"),
         ("CLOSE_S", "nan"),
         ("STRICT", "maybe"),
+        ("KEEP_LAST", "-1"),
+        ("TRIGGERS", "loss=5"),
+        ("TRIGGERS", "signal:KILL"),
         ("STEPZ", "0:0"),
     ],
 )

@@ -112,13 +112,22 @@ def kill(step: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def crash(step: int) -> None:
+    """Fail as a bug of the training does."""
+    if step == STEPS // 2:
+        raise ZeroDivisionError
+
+
+BETWEEN: dict[str, Callable[[int], None]] = {"kill": kill, "crash": crash}
+
+
 def main(lake: str, fault: str) -> None:
-    """Train with a lake of small files only, or until killed."""
+    """Train with a lake of small files only, or until killed, or as a flight recorder."""
     warnings.simplefilter("ignore")
-    recorder = recording(lake)
+    recorder = recording(lake, keep_last=2 if fault == "crash" else 0)
     if fault == "disk-full":
         resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
-    found = learn(recorder, kill if fault == "kill" else lambda step: None)
+    found = learn(recorder, BETWEEN.get(fault, lambda step: None))
     sys.stdout.write(found)
 
 

@@ -1,0 +1,111 @@
+"""Where a capture goes once it is ended: to the lake, or into the ring until something asks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+from trajreplay.capture.background import Background, Handoff
+from trajreplay.capture.pending import Pending
+from trajreplay.capture.ring import Ring
+from trajreplay.capture.selection import Selection
+from trajreplay.capture.switches import Switches
+from trajreplay.schema.errors import listed
+from trajreplay.schema.identity import ProducerInfo
+
+Fate = Literal["written", "held", "none"]
+_ROLLOUTS_HELD = 8  # whose consumer is not known yet
+
+
+class Outlet:
+    """Decides what is recorded at all, and hands over, holds and promotes.
+
+    Args:
+        switches: What is captured.
+        identity: Arguments of `Lake.capture` that all captures share.
+
+    Attributes:
+        background: The thread that writes.
+    """
+
+    def __init__(self, switches: Switches, identity: Mapping[str, Any]) -> None:
+        self._switches, self._identity = switches, identity
+        keep = switches.keep_last
+        self._ring = Ring(keep, max(keep, _ROLLOUTS_HELD), switches.ring_bytes)
+        # A flight recorder writes nothing of its own accord.
+        self._by_number = not keep or switches.selection != Selection()
+        self._quiet = 0  # steps until a trigger may fire again
+        self.background = Background(
+            switches.lake,
+            queue_bytes=switches.queue_bytes,
+            wait_s=switches.wait_s,
+            close_s=switches.close_s,
+        )
+        self._unwatch = switches.triggers.install(self.promote) if keep else lambda: None
+
+    def fate(self, rollout_id: int, step_id: int | None) -> Fate:
+        """What becomes of a capture: it is written, held, or not recorded at all."""
+        chosen = self._switches.selection
+        if step_id is None:
+            wanted, held = chosen.wants_rollout(rollout_id), chosen.by_consumer
+        else:
+            wanted, held = chosen.wants_step(rollout_id, step_id), False
+        if wanted and self._by_number:
+            return "written"
+        return "held" if held or self._switches.keep_last else "none"
+
+    def take(self, pending: Pending) -> None:
+        """Take over a capture that is ended."""
+        place = {"rollout_id": pending.rollout_id, "step_id": pending.step_id}
+        handoff = Handoff({**self._identity, **pending.options, **place}, pending)
+        if pending.problems:
+            handoff = handoff.given_up(listed(pending.problems, 5))
+        elif pending.held:
+            self._ring.add(handoff)
+            return
+        sources = sorted(pending.sources)
+        self._put([handoff])
+        if pending.step_id is not None:
+            self._put(self._ring.take(sources))
+
+    def check(self, pending: Pending, scalars: Mapping[str, float]) -> None:
+        """Promote what is held if the scalars of a step are out of bounds."""
+        if not self._switches.keep_last:
+            return
+        self._quiet -= 1
+        reason = self._switches.triggers.reason({**pending.seen, **scalars})
+        if reason and self._quiet < 0:
+            self._quiet = self._switches.keep_last
+            self.promote(f"step {pending.rollout_id}:{pending.step_id}: {reason}")
+
+    def promote(self, reason: str) -> None:
+        """Write all that is held, each with the reason as its producer's `trigger`."""
+        told = []
+        for one in self._ring.take_all():
+            producer = one.identity["producer"] or ProducerInfo()
+            producer = replace(producer, extra={**producer.extra, "trigger": reason})
+            told.append(replace(one, identity={**one.identity, "producer": producer}))
+        self._put(told)
+
+    def _put(self, handoffs: Iterable[Handoff]) -> None:
+        for one in handoffs:
+            if reason := self.background.put(one):
+                where = one.identity["rollout_id"], one.identity["step_id"]
+                self.background.warn("queue", f"{_named(*where)} was dropped: {reason}")
+        # In a test, what goes wrong in the other thread is raised in this one.
+        if self._switches.strict and threading.current_thread() is threading.main_thread():
+            self.background.flush()
+            if self.background.errors:
+                raise self.background.errors.pop()
+
+    def close(self, timeout_s: float | None) -> bool:
+        """Let go of what is held, and write the rest."""
+        self._unwatch()
+        self._ring.clear()
+        return self.background.close(self._switches.close_s if timeout_s is None else timeout_s)
+
+
+def _named(rollout_id: int, step_id: int | None) -> str:
+    return f"rollout {rollout_id}" + ("" if step_id is None else f" step {step_id}")

@@ -1,0 +1,138 @@
+"""What makes a flight recorder write what it holds: numbers out of bounds, a signal, a crash."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import FrameType, TracebackType
+from typing import Any
+
+from trajreplay.schema.errors import SchemaError
+
+_BOUND = re.compile(r"(\w+)([<>])(-?\d+(?:\.\d+)?(?:e-?\d+)?)")
+_COMPARE: dict[str, Callable[[float, float], bool]] = {"<": operator.lt, ">": operator.gt}
+NON_FINITE, EXCEPTION, SIGNAL = "nonfinite", "exception", "signal:"
+DEFAULT = f"{NON_FINITE},{EXCEPTION}"
+
+
+@dataclass(frozen=True)
+class Triggers:
+    """When the last steps are written.
+
+    Args:
+        text: `nonfinite`, a scalar that is NaN or infinite; a bound such as `loss>5`, on any
+            scalar that is recorded; `exception`, one that ends the program; `signal:USR1`; several
+            with commas.
+
+    Raises:
+        SchemaError: The text has another form.
+
+    >>> Triggers("nonfinite,kl_loss>0.5").reason({"loss": 1.0, "kl_loss": 0.7})
+    'kl_loss is 0.7: kl_loss>0.5'
+    """
+
+    text: str = DEFAULT
+    bounds: tuple[tuple[str, str, float], ...] = field(init=False, repr=False, compare=False)
+    signals: tuple[signal.Signals, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        bounds, signals = [], []
+        for part in self._parts():
+            if found := _BOUND.fullmatch(part):
+                bounds.append((found[1], found[2], float(found[3])))
+            elif part.startswith(SIGNAL):
+                signals.append(_signal(part))
+            elif part not in (NON_FINITE, EXCEPTION):
+                raise _malformed(part)
+        object.__setattr__(self, "bounds", tuple(bounds))
+        object.__setattr__(self, "signals", tuple(signals))
+
+    def _parts(self) -> list[str]:
+        return [one.strip() for one in self.text.split(",")]
+
+    @property
+    def on_exception(self) -> bool:
+        """Whether an exception that ends the program is one."""
+        return EXCEPTION in self._parts()
+
+    def reason(self, scalars: dict[str, float]) -> str:
+        """Why the scalars of a step are out of bounds, or nothing."""
+        if NON_FINITE in self._parts():
+            for name, value in scalars.items():
+                if not math.isfinite(value):
+                    return f"{name} is {value}"
+        for name, sign, bound in self.bounds:
+            if name in scalars and _COMPARE[sign](scalars[name], bound):
+                return f"{name} is {scalars[name]:g}: {name}{sign}{bound:g}"
+        return ""
+
+    def install(self, promote: Callable[[str], None]) -> Callable[[], None]:
+        """Call `promote` on a signal or an exception that ends the program.
+
+        Returns:
+            Takes it back.
+        """
+        undo: list[Callable[[], None]] = []
+        if self.on_exception:
+            undo.append(_on_exception(promote))
+        if threading.current_thread() is threading.main_thread():
+            undo += [_on_signal(one, promote) for one in self.signals]
+        return lambda: _call_all(undo)
+
+
+def _call_all(functions: Iterable[Callable[[], None]]) -> None:
+    for one in functions:
+        one()
+
+
+def _on_exception(promote: Callable[[str], None]) -> Callable[[], None]:
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        promote(f"the program ends with {error!r:.200}")
+        before(kind, error, trace)
+
+    def undo() -> None:
+        if sys.excepthook is hook:
+            sys.excepthook = before
+
+    sys.excepthook = hook
+    return undo
+
+
+def _on_signal(number: signal.Signals, promote: Callable[[str], None]) -> Callable[[], None]:
+    before = signal.getsignal(number)
+
+    def handler(received: int, frame: FrameType | None) -> None:
+        # The interrupted code may hold a lock that promoting takes: another thread can wait for it.
+        threading.Thread(target=promote, args=(f"signal {number.name}",)).start()
+        if callable(before):
+            before(received, frame)
+
+    def undo() -> None:
+        if signal.getsignal(number) is handler:
+            signal.signal(number, before)
+
+    signal.signal(number, handler)
+    return undo
+
+
+def _signal(part: str) -> signal.Signals:
+    name: Any = f"SIG{part.removeprefix(SIGNAL)}"
+    if name not in signal.Signals.__members__ or name in ("SIGKILL", "SIGSTOP"):
+        raise _malformed(part)
+    return signal.Signals[name]
+
+
+def _malformed(part: str) -> SchemaError:
+    return SchemaError(
+        f"a trigger is {part!r}, expected {NON_FINITE}, {EXCEPTION}, a bound such as loss>5 or "
+        f"{SIGNAL}USR1",
+        hint="Separate several with commas.",
+    )
