@@ -13,7 +13,7 @@ from trajreplay.schema.errors import SchemaError
 from trajreplay.schema.lists import elements, list_place, non_finite
 from trajreplay.schema.policy import TEXT_FIELDS, Redaction
 from trajreplay.schema.shards import row_places, shard_lengths
-from trajreplay.schema.tables import TABLES, length_column
+from trajreplay.schema.tables import OWN_LENGTH, TABLES, length_column
 
 LENGTHS = ("response_length", "total_length")
 # What says where context-parallel shards lie, by the arguments of `row_places`.
@@ -40,7 +40,9 @@ def values_problems(
             highest = max((pc.max(one).as_py() or 0 for one in inner), default=0)
             if highest > 1:
                 yield f"loss_mask has the value {highest}, expected 0 or 1"
-        if not column.is_list or name == "weight_versions":
+        if name == "reward_components":
+            yield from _component_problems(entry, values)
+        if not column.is_list or name in OWN_LENGTH:
             continue
         place = length_column(name), list_place(values)
         if place in right:
@@ -51,6 +53,17 @@ def values_problems(
         yield from wrong
         if not wrong and place[1] is not None:
             right.add(place)
+
+
+def _component_problems(entry: Entry, values: pa.ChunkedArray) -> Iterator[str]:
+    expected = len(entry.settings.reward.weights)
+    differs = pc.fill_null(pc.not_equal(pc.list_value_length(values), expected), False)
+    if count := pc.sum(differs).as_py() or 0:
+        row = pc.index(differs, True).as_py()
+        yield (
+            f"row {row}: reward_components has {len(values[row])} values, expected {expected}, one "
+            f"for each of reward.weights ({count} rows like it)"
+        )
 
 
 def _is_shard(entry: Entry, column: Column, values: pa.ChunkedArray, lengths: Columns) -> bool:
@@ -116,6 +129,15 @@ def seal_problems(
     totals: dict[str, int] = {}
     for column in unread:
         by, seal = length_column(column.name), file.columns[column.name]
+        if column.name == "reward_components":
+            count = len(entry.settings.reward.weights)
+            if seal.values != count * (file.rows - seal.nulls):
+                yield (
+                    f"column {column.name} has {seal.values} values, expected {count} of each of "
+                    f"{file.rows - seal.nulls} samples, one for each of reward.weights"
+                )
+        if column.name in OWN_LENGTH:
+            continue
         sharded = entry.parallel.context_size > 1 or "context_size" in file.columns
         if not column.is_list or by not in lengths or seal.nulls or sharded:
             continue

@@ -68,15 +68,18 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         "reward.raw",
         "sample",
-        ("raw_reward",),
+        ("raw_reward", "reward_components"),
         scalars=("raw_rewards",),
-        equation="raw_reward is finite and equals what was recorded beside it, and what a reward "
-        "function that is given returns",
+        equation="raw_reward is finite and equals what was recorded beside it, the weighted sum of "
+        "its components, and what a reward function that is given returns",
     ),
     Stage(
         "reward.post_process",
         "group",
-        ("raw_reward", "group_id"),
+        (
+            *("raw_reward", "reward_components", "greedy_reward", "group_id"),
+            *("consumer_batch_id", "trajectory_id", "fragment_index", "truncated"),
+        ),
         outputs=("reward",),
         scalars=("rewards",),
         settings=("reward",),
@@ -97,7 +100,10 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         "advantage.estimate",
         "sample",
-        ("reward", "response_length"),
+        (
+            *("reward", "response_length", "token_rewards", "kl", "old_values", "greedy_reward"),
+            *("old_log_probs", "teacher_log_probs", "sum_pi_squared", "message_faults"),
+        ),
         outputs=("advantages", "returns"),
         settings=("advantage",),
         tolerance="one rounding to the recorded dtype",

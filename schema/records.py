@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,6 +32,9 @@ class SampleRecord:
         loss_mask: `response_length` values of 0 or 1, of any type.
         raw_reward: Score given.
         reward: Score used, after post-processing.
+        reward_components: Components of the score by name, of those that the settings weigh in
+            `reward.weights`; one that is left out, None or NaN is missing.
+        greedy_reward: Score of the greedy response to the same prompt.
         source_rollout_id: Rollout that generated it; the capture's own if omitted.
         source_attempt: Attempt that generated it; the capture's own if omitted.
         group_size: Members that the group had when it was normalised, if known.
@@ -40,6 +43,7 @@ class SampleRecord:
         trajectory_id: The trajectory that it is a fragment of, where one was cut into several.
         context_rank, context_size: Which context-parallel shard of the sample this is, and of how
             many, where samples of one rank are cut differently; else the rank's coordinates hold.
+        fragment_index: Its place among those fragments, from 0: the step of an agent.
         truncated: Whether it was cut at the length limit.
         prompt, response, label, tool_output: Text, stored only as the redaction policy allows.
     """
@@ -53,6 +57,8 @@ class SampleRecord:
     group_size: int | None = None
     raw_reward: float | None = None
     reward: float | None = None
+    reward_components: Mapping[str, float | None] | None = None
+    greedy_reward: float | None = None
     source_rollout_id: int | None = None
     source_attempt: int | None = None
     rollout_partition_id: str | None = None
@@ -61,6 +67,7 @@ class SampleRecord:
     trajectory_id: str | None = None
     context_rank: int | None = None
     context_size: int | None = None
+    fragment_index: int | None = None
     weight_versions: Sequence[tuple[int, int, int]] | None = None
     truncated: bool | None = None
     prompt: str | None = None

@@ -80,6 +80,13 @@ _PROVENANCE = (
         "provenance",
         nullable=True,
     ),
+    Column(
+        "fragment_index",
+        pa.int32(),
+        "Its place among the fragments of its trajectory, from 0.",
+        "provenance",
+        nullable=True,
+    ),
     Column("truncated", pa.bool_(), "Cut at the length limit.", "provenance", nullable=True),
 )
 _TEXT = tuple(
@@ -103,7 +110,29 @@ _SAMPLE = (
     Column(
         "loss_mask", list_of(pa.uint8()), "1 where a response token counts in the loss.", "input"
     ),
+    Column(
+        "message_faults",
+        list_of(pa.uint8()),
+        "What is wrong with the message of each response token: 0 nothing, 1 an invalid tool call, "
+        "2 malformed thinking.",
+        "input",
+        nullable=True,
+    ),
     Column("raw_reward", pa.float64(), "Score given.", "output", nullable=True),
+    Column(
+        "reward_components",
+        list_of(pa.float64()),
+        "Its components, NaN where one is missing, in the order of the names in reward.weights.",
+        "output",
+        nullable=True,
+    ),
+    Column(
+        "greedy_reward",
+        pa.float64(),
+        "Score of the greedy response to the same prompt.",
+        "input",
+        nullable=True,
+    ),
     Column("reward", pa.float64(), "Score used, after post-processing.", "output", nullable=True),
     Column("tokens", list_of(pa.int32()), "Token ids, prompt first.", "input", nullable=True),
     _tokens("rollout_log_probs", "Log-probabilities from the sampling engine.", "input"),
@@ -111,6 +140,9 @@ _SAMPLE = (
     _tokens("log_probs", "Log-probabilities of the current policy.", "input"),
     _tokens("ref_log_probs", "Log-probabilities of the frozen reference.", "input"),
     _tokens("entropy", "Entropy of the current policy at each response token.", "input"),
+    _tokens("teacher_log_probs", "Log-probabilities of the teacher of a distillation.", "input"),
+    _tokens("sum_pi_squared", "Sum over the vocabulary of squared probabilities.", "input", ""),
+    _tokens("token_rewards", "Reward of each response token.", "input", ""),
     _tokens("kl", "KL estimate of policy against reference.", "output"),
     _tokens("advantages", "Advantage of each response token.", "output", ""),
     _tokens("returns", "Return of each response token.", "output", ""),
@@ -269,6 +301,10 @@ TABLES = {
 SAMPLE_TABLES = {"rollout": ROLLOUTS, "step": STEPS}
 
 
+# Lists of which the tokens of a sample do not say how long they are.
+OWN_LENGTH = ("weight_versions", "reward_components")
+
+
 def length_column(name: str) -> str:
     """The column that says how many values a row of a tensor column has."""
     return "total_length" if name == "tokens" else "response_length"
@@ -280,6 +316,6 @@ RESPONSE_LISTS = tuple(
         for table in SAMPLE_TABLES.values()
         for column in table.columns
         if column.is_list and length_column(column.name) == "response_length"
-        if column.name != "weight_versions"
+        if column.name not in OWN_LENGTH
     )
 )

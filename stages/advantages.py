@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from trajreplay.stages.block import Block
-from trajreplay.stages.capability import LOG_PROB_SOURCES, is_plain
+from trajreplay.stages.capability import LOG_PROB_SOURCES, is_plain, message_faults
 from trajreplay.stages.compare import Compared, compare_elements
 from trajreplay.stages.compose import (
     AdvantageInputs,
@@ -98,7 +98,7 @@ def replay_advantage_estimate(block: Block) -> None:
         "advantage.estimate",
         _merged(looks),
         None if chained is None else _merged(chained),
-        inputs=reads,
+        inputs=tuple(name for name in reads if name != "group_id"),
         outputs=tuple(names),
         after="reward.post_process",
         replaced=tuple(replaced),
@@ -116,28 +116,48 @@ def estimated(
     def column(name: str) -> Tensor:
         return (replaced[name] if name in replaced else block.column(name)).to(dtype)
 
-    values = next((name for name in reads if name in ("old_values", "values")), None)
-    kl = column("kl") if "kl" in reads else None
-    critic = None if values is None else column(values)
+    def asked(name: str) -> Tensor | None:
+        return column(name) if name in reads else None
+
+    critic = next((name for name in reads if name in ("old_values", "values")), "values")
     if (kernel := block.kernel("advantage.estimate")) is not None:
-        pair = kernel.advantages(
-            block.settings, column("reward"), packed.mask, packed.offsets, kl, critic
-        )
+        kl, values = asked("kl"), asked(critic)
+        reward, mask = column("reward"), packed.mask
+        pair = kernel.advantages(block.settings, reward, mask, packed.offsets, kl, values)
         return Estimate(*pair)._asdict()
-    shared = {"none": None, "cohort": packed.cohorts, "rank": packed.cohort_ranks}[settings.whiten]
     found = estimate_advantages(
         settings,
         AdvantageInputs(
-            column("reward"),
             packed.mask,
             packed.offsets,
-            whitened_with=None if shared is None else shared.repeat_interleave(packed.lengths),
-            kl=kl,
+            reward=asked("reward"),
+            whitened_with=_shared(block),
+            kl=asked("kl"),
             kl_coef=block.settings.kl.coef,
-            values=critic,
+            values=asked(critic),
+            token_rewards=asked("token_rewards"),
+            greedy=asked("greedy_reward"),
+            group=packed.groups if "group_id" in reads else None,
+            policy=asked(LOG_PROB_SOURCES.get(block.settings.kl.policy_source, "")),
+            teacher=asked("teacher_log_probs"),
+            sum_pi_squared=asked("sum_pi_squared"),
+            faults=asked("message_faults"),
+            overrides=message_faults(block.settings),
         ),
     )
     return found._asdict()
+
+
+def _shared(block: Block) -> Tensor | None:
+    """(N,) int64. Which tokens are whitened together; None where none is."""
+    packed = block.packed
+    samples = {
+        "cohort": lambda: packed.cohorts,
+        "rank": lambda: packed.cohort_ranks,
+        "group": lambda: packed.groups,
+        "sample": lambda: torch.arange(len(packed.lengths)),
+    }.get(block.settings.advantage.whiten)
+    return None if samples is None else samples().repeat_interleave(packed.lengths)
 
 
 def compare_estimates(

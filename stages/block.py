@@ -11,6 +11,7 @@ from torch import Tensor
 
 from trajreplay.schema.contracts import STAGE_OF_COLUMN
 from trajreplay.schema.policy import Tolerance
+from trajreplay.schema.tables import OWN_LENGTH
 from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.compare import Active, Look
 from trajreplay.stages.packed import Packed
@@ -53,17 +54,22 @@ class Block:
 
     def per_token(self, name: str) -> bool:
         """Whether a column has a value per response token."""
-        return bool(pa.types.is_list(self.packed.table.schema.field(name).type))
+        is_list = pa.types.is_list(self.packed.table.schema.field(name).type)
+        return bool(is_list) and name not in OWN_LENGTH
 
     def bounds_of(self, name: str) -> list[int]:
         """Where each cohort begins in a column."""
+        if name == "reward_components":
+            count = len(self.settings.reward.weights)
+            return [count * bound for bound in self.packed.sample_bounds]
         return self.packed.token_bounds if self.per_token(name) else self.packed.sample_bounds
 
     def column(self, name: str) -> Tensor:
-        """A recorded column: (N,) or (S,) float64, the mask as bool."""
+        """A recorded column: (N,) or (S,) float64, the mask as bool, components (S K,)."""
         if name == "loss_mask":
             return self.packed.mask
-        return self.packed.tokens(name) if self.per_token(name) else self.packed.scalars(name)
+        is_list = self.per_token(name) or name in OWN_LENGTH
+        return self.packed.tokens(name) if is_list else self.packed.scalars(name)
 
     @cached_property
     def active(self) -> Active | None:

@@ -9,17 +9,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trajreplay.query.closure import short_groups
 from trajreplay.query.scanning import decoded_bytes
 from trajreplay.schema.columns import Table
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError, listed
 from trajreplay.schema.lists import list_place
+from trajreplay.schema.settings import RewardSettings
 from trajreplay.schema.tables import RESPONSE_LISTS, SAMPLE_TABLES
 from trajreplay.stages.capability import Ability
 from trajreplay.stages.packed import list_lengths
 from trajreplay.stages.report import CohortReport, StageResult, StageVerdict
-from trajreplay.stages.sources import Source, Sources
 
 SAMPLE_KEY = ("sample_id", "source_attempt", "source_rollout_id")
 
@@ -141,6 +140,25 @@ def check_lengths(table: pa.Table) -> None:
         raise DatasetError(listed(problems))
 
 
+def check_components(table: pa.Table, settings: RewardSettings) -> None:
+    """Refuse rewards of more or fewer components than the settings weigh.
+
+    Raises:
+        DatasetError: There are some.
+    """
+    if "reward_components" not in table.column_names:
+        return
+    expected, found = len(settings.weights), list_lengths(table["reward_components"])
+    problems = [
+        f"sample {table['sample_id'][row].as_py()!r} (rank {table['rank'][row].as_py()}): "
+        f"reward_components has {found[row]} values, expected {expected}, one for each of "
+        f"reward.weights: {', '.join(settings.weights) or 'none'}"
+        for row in ((found != expected) & (found >= 0)).nonzero()[0].tolist()
+    ]
+    if problems:
+        raise DatasetError(listed(problems))
+
+
 def check_missing(
     nulls_of: Mapping[str, int], rows: int, abilities: dict[str, Ability], report: CohortReport
 ) -> None:
@@ -168,78 +186,9 @@ def check_missing(
             break
 
 
-def check_groups(
-    table: pa.Table,
-    abilities: dict[str, Ability],
-    report: CohortReport,
-    sources: Sources,
-    expected: int | None,
-) -> None:
-    """Refuse groups that are known to have members that were not captured here.
-
-    An incomplete capture set that is replayed as far as it goes may hold parts of groups, which
-    say nothing of the whole ones: the stage is skipped unless each is known to be whole.
-    """
-    if "group_id" not in abilities.get("reward.post_process", Ability("unsupported")).reads:
-        return
-    problems = _short_groups(table, report.run_id, sources)
-    if report.partial and not problems:
-        problems = _cut_groups(table, expected)
-    if problems and report.partial:
-        message = f"not all members of its groups are here: {listed(problems)}"
-        report.stages.append(StageResult("reward.post_process", "skipped", message=message))
-        del abilities["reward.post_process"]
-    elif problems:
-        message = (
-            f"it normalises over whole groups, and not all members are here: {listed(problems)}; "
-            "capture whole groups, or declare the stage at rollout level"
-        )
-        report.stages.append(StageResult("reward.post_process", "refused", message=message))
-        del abilities["reward.post_process"]
-
-
 def check_whole(abilities: dict[str, Ability], report: CohortReport) -> None:
     """Leave out stages that take all samples, of a cohort of which not all are here."""
     for stage in [name for name, one in abilities.items() if one.whole]:
         message = "needs the whole cohort; --closure cohort asks for it"
         report.stages.append(StageResult(stage, "skipped", message=message))
         del abilities[stage]
-
-
-def _cut_groups(table: pa.Table, expected: int | None) -> list[str]:
-    """Groups that ranks which are not there may have members of."""
-    sizes = table["group_size"].to_pylist() if "group_size" in table.column_names else []
-    if sizes and None not in sizes:
-        return []
-    if expected is None:
-        return ["nothing says how many they have"]
-    captured = Counter(table["group_id"].to_pylist())
-    return [
-        f"group {name!r}: {count} of {expected} members were captured"
-        for name, count in captured.items()
-        if count < expected
-    ]
-
-
-def _short_groups(table: pa.Table, run_id: str, sources: Sources) -> list[str]:
-    coordinates = ("source_attempt", "source_rollout_id")
-    pairs = sorted(source_pairs(table)) if coordinates[0] in table.column_names else []
-    found = [(*pair, sources.find(run_id, *pair)) for pair in pairs]
-    there_are = [one for one in found if isinstance(one[2], Source)]
-    sizes = table["group_size"].to_pylist() if "group_size" in table.column_names else []
-    if not sizes and not there_are:
-        return []
-    names = [table[name].to_pylist() for name in (*(coordinates if pairs else ()), "group_id")]
-    groups = list(zip(*names, strict=True))
-    problems = [str(one) for one in short_groups(groups, sizes)] if sizes else []
-    for attempt, rollout_id, source in there_are:
-        if isinstance(source, str) or "group_id" not in source.table.column_names:
-            continue
-        there = Counter(source.table["group_id"].to_pylist())
-        from_here = (group[2] for group in groups if group[:2] == (attempt, rollout_id))
-        problems += [
-            f"group {name!r}: {count} of {there[name]} members of rollout {rollout_id} are here"
-            for name, count in Counter(from_here).items()
-            if there[name] > count
-        ]
-    return problems

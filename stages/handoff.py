@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
+from trajreplay.schema.tables import OWN_LENGTH, RESPONSE_LISTS
 from trajreplay.stages.checks import source_pairs
 from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.compare import EXAMPLES, Look
@@ -101,7 +102,7 @@ def _compare(cohort: LoadedCohort, one: Matched, name: str, how: str) -> Look:
     if how in HALF_DTYPES:
         origin = origin.to(HALF_DTYPES[how]).to(origin.dtype)
     differs = _bits(recorded) != _bits(origin)
-    if how == "masked":
+    if how == "masked" and name in RESPONSE_LISTS:
         differs &= packed_values(_rows(cohort.table["loss_mask"], one.mine[alike])) != 0
     if not bool(differs.any()):
         return look
@@ -231,9 +232,11 @@ def _find(
     cohort: LoadedCohort, name: str, row: int, token: int | None, found: object, came: object
 ) -> None:
     sample_id = str(cohort.table["sample_id"][int(row)].as_py())
-    where = sample_id if token is None else f"{sample_id} token {token}"
+    noun = "component" if name in OWN_LENGTH else "token"
+    where = sample_id if token is None else f"{sample_id} {noun} {token}"
     message = f"{name} of {where}: the step consumed {found}, its rollout recorded {came}"
-    finding = Finding(f"handoff.{name}", "error", message, "sample", sample_id, token)
+    place = None if name in OWN_LENGTH else token
+    finding = Finding(f"handoff.{name}", "error", message, "sample", sample_id, place)
     cohort.report.findings.append(finding)
 
 
@@ -248,7 +251,7 @@ def _divergence(
         sample_id=table["sample_id"][row].as_py(),
         group_id=table["group_id"][row].as_py(),
         rank=table["rank"][row].as_py(),
-        token=token,
+        token=None if name in OWN_LENGTH else token,
     )
 
 

@@ -19,9 +19,10 @@ from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.loading import Task, load_cohort
 from trajreplay.stages.losses import replay_loss_policy, replay_loss_value
 from trajreplay.stages.plugins import Plugin
+from trajreplay.stages.raw_rewards import replay_reward_raw
 from trajreplay.stages.recipe import Recipes
 from trajreplay.stages.report import CohortReport, Finding, StageResult
-from trajreplay.stages.rewards import replay_reward_post_process, replay_reward_raw
+from trajreplay.stages.rewards import replay_reward_post_process
 from trajreplay.stages.samples import judge_samples
 from trajreplay.stages.scoring import score_cohort
 from trajreplay.stages.sources import Sources

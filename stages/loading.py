@@ -19,7 +19,7 @@ from trajreplay.schema.store import Store
 from trajreplay.schema.tables import SAMPLE_TABLES
 from trajreplay.stages.checks import (
     check_agreement,
-    check_groups,
+    check_components,
     check_lengths,
     check_memory,
     check_missing,
@@ -29,6 +29,7 @@ from trajreplay.stages.checks import (
 )
 from trajreplay.stages.cohort import LoadedCohort, has_own_ids
 from trajreplay.stages.members import counted_members
+from trajreplay.stages.membership import check_groups
 from trajreplay.stages.notes import (
     held_dtypes,
     note_copies,
@@ -151,6 +152,7 @@ def _load(
         read_columns(store, copy, table, read)  # a copy counts as whole only if its file is
     merged = fill_from_sources(merged, recipe.reads, report.run_id, sources)
     check_lengths(merged)
+    check_components(merged, lead.settings.reward)
     nulls = {name: merged[name].null_count for name in merged.column_names}
     check_missing(nulls, merged.num_rows, abilities, report)
     expected = lead.settings.reward.n_samples_per_prompt

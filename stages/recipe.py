@@ -10,7 +10,7 @@ from trajreplay.schema.contracts import CONTRACT_VERSION, STAGE_NAMES, V1_STAGES
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.identity import ParallelCoordinates
 from trajreplay.schema.settings import Settings
-from trajreplay.schema.tables import SAMPLE_TABLES
+from trajreplay.schema.tables import OWN_LENGTH, SAMPLE_TABLES
 from trajreplay.stages.capability import Ability, ability, reused_ability
 from trajreplay.stages.plugins import Plugin
 from trajreplay.stages.report import StageResult
@@ -136,7 +136,9 @@ class Recipes:
             optional.append("micro_batch_id")
         read = {*names, *reads, *writes, *optional}
         unread = sorted(
-            name for name in odd if name in table and table[name].is_floating and name not in read
+            name
+            for name in odd - {*OWN_LENGTH}
+            if name in table and table[name].is_floating and name not in read
         )
         wanted = dict.fromkeys([*names, *sorted(reads | writes), *optional, *unread])
         if self._reward is not None and "reward.raw" in abilities:

@@ -1,82 +1,50 @@
-"""The stages reward.raw and reward.post_process of a block."""
+"""The stage reward.post_process of a block."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from trajreplay.schema.policy import Tolerance
+from trajreplay.schema.settings import RewardSettings
 from trajreplay.stages.block import Block
 from trajreplay.stages.capability import is_plain
-from trajreplay.stages.compare import EXAMPLES, Compared, Look, compare_elements
+from trajreplay.stages.compare import Compared, Look, compare_elements
 from trajreplay.stages.compose import RewardInputs, evaluation_slack, processed_rewards
+from trajreplay.stages.group_sizes import group_size_looks
 from trajreplay.stages.kernels import (
     constant_groups,
     group_rewards,
     group_rewards_error,
     half_ulp,
-    scatter_sum,
     segment_sum,
 )
 from trajreplay.stages.outputs import echoed_looks
-from trajreplay.stages.report import Divergence, Finding
-from trajreplay.stages.scoring import compare_scores
+from trajreplay.stages.raw_rewards import components
+from trajreplay.stages.report import Finding
 
 _RAW, _STAGE = "reward.raw", "reward.post_process"
-_EXACT = Tolerance(0.0, 0.0)
 # A mean below this part of the largest reward is that of rounding errors.
 CENTRED = 1e-3
 
 
-def replay_reward_raw(block: Block) -> None:
-    """Hold raw rewards against what was recorded beside them, and against a reward function."""
-    looks = echoed_looks(block, _RAW, "raw_reward", ("raw_reward", "raw_rewards"), _EXACT)
-    scored = compare_scores(block)
-    if scored is not None:
-        looks = [look.merged(one) for look, one in zip(looks, scored, strict=True)]
-    for look, (start, stop) in zip(looks, block.spans("raw_reward"), strict=True):
-        look.compared += stop - start
-    # Where missing rewards are part of the arithmetic, one that is NaN is no fault.
-    excluded = block.settings.reward.missing == "exclude"
-    inputs = () if excluded else ("raw_reward",)
-    if excluded:
-        looks = [look.merged(one) for look, one in zip(looks, _infinite(block), strict=True)]
-    block.record(_RAW, looks, inputs=inputs, noun="samples")
-    for cohort in block.cohorts:
-        result = cohort.report.stages[-1]
-        if cohort.unscored and result.verdict != "diverged":
-            result.verdict, result.message = "unverified", cohort.unscored
-
-
-def _infinite(block: Block) -> list[Look]:
-    """Infinite raw rewards, which are wrong where those that are NaN are merely missing."""
-    raw, looks = block.packed.scalars("raw_reward"), []
-    for start, stop in block.spans("raw_reward"):
-        places = (raw[start:stop].isinf().nonzero().squeeze(1) + start).tolist()
-        examples = [
-            block.sample_divergence("raw_reward", one, float(raw[one]), torch.nan)
-            for one in places[:EXAMPLES]
-        ]
-        looks.append(Look(0, len(places), 0, torch.nan if places else 0.0, examples))
-    return looks
-
-
 def replay_reward_post_process(block: Block) -> None:
     """Recompute the processed rewards from the raw ones, group by group."""
-    settings, raw = block.settings.reward, block.packed.scalars("raw_reward")
+    settings = block.settings.reward
+    raw = raw_rewards(block)
     isolated = Processed(block, raw)
     compared = isolated.compare()
     looks = compared.looks
-    if settings.grouping in ("group", "stride") and settings.unit == "sample":
-        sizes = _group_size_looks(block, compared.disagree)
+    if settings.grouping != "none":
+        sizes = group_size_looks(block, compared.disagree)
         looks = [look.merged(size) for look, size in zip(looks, sizes, strict=True)]
-        by_name = settings.grouping == "group"
-        if by_name and settings.divide_by_std and block.kernel(_STAGE) is None:
-            _warn_of_constant_groups(block, raw, looks)
+    if _divides_groups(settings) and block.kernel(_STAGE) is None:
+        _warn_of_constant_groups(block, raw, looks)
     looks = isolated.with_echoes(looks)
     final, chained = isolated, None
     # Only a reward function recomputes raw rewards, here or in the rollouts that a step consumed.
-    if block.cohorts[0].rescored and "raw_reward" in block.chained:
+    if block.cohorts[0].rescored and "raw_reward" in block.chained and not settings.weights:
         final = Processed(block, block.chained["raw_reward"])
         compared = final.compare()
         chained = final.with_echoes(compared.looks)
@@ -127,6 +95,18 @@ class Processed:
         return (rounding + _error(self._block, self._raw, self.values))[samples]
 
 
+def raw_rewards(block: Block, replaced: Mapping[str, Tensor] | None = None) -> Tensor:
+    """(S,) float64. What rewards are processed from, some columns replaced; (S, K) of components.
+
+    Raises:
+        StageError: A sample has more or fewer components than there are weights.
+    """
+    if block.settings.reward.weights:
+        return components(block)
+    other = (replaced or {}).get("raw_reward")
+    return block.packed.scalars("raw_reward") if other is None else other
+
+
 def warn_of_batch_rewards(block: Block) -> None:
     """Say where rewards of groups look normalised over all of them.
 
@@ -135,6 +115,8 @@ def warn_of_batch_rewards(block: Block) -> None:
     """
     packed, settings = block.packed, block.settings.reward
     if settings.grouping != "group" or settings.baseline != "mean":
+        return
+    if settings.unit != "sample" or settings.combination != "sum-then-normalise":
         return
     if packed.table["group_id"].null_count:
         return
@@ -200,46 +182,25 @@ def _inputs(block: Block) -> RewardInputs:
         "consumer-batch": lambda: packed.consumer_batches,
         "stride": lambda: packed.strides(settings.n_samples_per_prompt or 1),
     }
-    group = by_grouping.get(settings.grouping, lambda: packed.cohorts)()
-    cut = settings.stop_properly_coef is not None and block.kernel(_STAGE) is None
-    truncated = packed.scalars("truncated") != 0 if cut else None
-    trained = segment_sum(packed.weights, packed.offsets)
-    by_trajectory = settings.unit == "trajectory"
-    trajectory = packed.trajectories if by_trajectory else None
-    return RewardInputs(group, packed.cohorts, packed.lengths, trained, trajectory, truncated)
-
-
-def _group_size_looks(block: Block, disagree: Tensor | None) -> list[Look]:
-    """A group of another size than the settings say diverges: other samples were normalised.
-
-    Samples that disagree are counted already.
-    """
-    expected = block.settings.reward.n_samples_per_prompt
-    looks = [Look() for _ in block.cohorts]
-    by_name = block.settings.reward.grouping == "group"
-    groups = block.packed.groups if by_name else _inputs(block).group
-    if expected is None or not len(groups):
-        return looks
-    others = torch.ones(len(groups)) if disagree is None else (~disagree).float()
-    sizes = scatter_sum(torch.ones(len(groups)).double(), groups, int(groups.max()) + 1)
-    uncounted = scatter_sum(others.double(), groups, len(sizes))
-    first = torch.full((len(sizes),), len(groups)).scatter_reduce(
-        0, groups, torch.arange(len(groups)), "amin"
+    own = block.kernel(_STAGE) is None
+    cut = settings.stop_properly_coef is not None and own
+    greedy = settings.baseline == "greedy" and own
+    return RewardInputs(
+        by_grouping.get(settings.grouping, lambda: packed.cohorts)(),
+        packed.cohorts,
+        packed.lengths,
+        segment_sum(packed.weights, packed.offsets),
+        trajectory=None if settings.unit == "sample" else packed.trajectories,
+        step=packed.scalars("fragment_index").long() if settings.unit == "step" else None,
+        truncated=packed.scalars("truncated") != 0 if cut else None,
+        greedy=packed.scalars("greedy_reward") if greedy else None,
     )
-    for group in (sizes != expected).nonzero().squeeze(1).tolist():
-        sample = int(first[group])
-        index = int(
-            torch.searchsorted(torch.tensor(block.packed.sample_bounds[1:]), sample, right=True)
-        )
-        look, place = looks[index], block.sample_divergence("", sample, 0.0, 0.0)
-        look.mismatches += int(uncounted[group])
-        if len(look.divergences) < EXAMPLES:
-            look.divergences.append(
-                Divergence(
-                    "group_size", float(sizes[group]), float(expected), group_id=place.group_id
-                )
-            )
-    return looks
+
+
+def _divides_groups(settings: RewardSettings) -> bool:
+    """Whether rewards of one number a sample are divided by the deviation of their group."""
+    plain = (settings.grouping, settings.unit, settings.rule) == ("group", "sample", "normalise")
+    return plain and settings.divide_by_std and not settings.weights
 
 
 def _warn_of_constant_groups(block: Block, raw: Tensor, looks: list[Look]) -> None:

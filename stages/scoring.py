@@ -72,10 +72,16 @@ def score_cohort(cohort: LoadedCohort, reward: Plugin) -> None:
     if STAGE in cohort.abilities and cohort.table.num_rows:
         message = f"raw rewards are recomputed with {reward.origin}"
         cohort.report.findings.append(Finding("reward.function", "info", message, stage=STAGE))
-        try:
-            cohort.scores = _scores(cohort, reward)
-        except StageError as error:
-            cohort.unscored = error.message
+        if "raw_reward" in cohort.abilities[STAGE].reads:
+            try:
+                cohort.scores = _scores(cohort, reward)
+            except StageError as error:
+                cohort.unscored = error.message
+        else:
+            cohort.unscored = (
+                "the reward function gives one raw_reward a sample, and reward_components alone "
+                "were captured"
+            )
     handed_on = cohort.report.step_id is not None and "sample" in cohort.abilities
     done = {*SCORED} - {"tokens"} if handed_on else {*SCORED}
     cohort.table = cohort.table.drop_columns(

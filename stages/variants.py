@@ -19,7 +19,7 @@ from trajreplay.stages.compare import Compared, compare_scalar
 from trajreplay.stages.losses import sample_scalars, summed_scalars
 from trajreplay.stages.outputs import is_stated, recorded_outputs
 from trajreplay.stages.report import CohortReport
-from trajreplay.stages.rewards import Processed
+from trajreplay.stages.rewards import Processed, raw_rewards
 from trajreplay.stages.sample_losses import SampleLosses
 
 # Stages whose recorded values are compared with recomputed ones.
@@ -129,7 +129,10 @@ def changed_settings(settings: Settings, changes: Mapping[str, Any]) -> Settings
     if not changes:
         return settings
     found = with_changes(settings, changes)
-    unsaid = [f"loss.{one}" for one in LOSS_TERMS if one != "opd" and f"loss.{one}" not in changes]
+    # Distillation is a term of the advantages: what a changed loss says nothing of.
+    kept = () if "advantage.opd_coef" in changes else ("opd",)
+    terms = [one for one in LOSS_TERMS if one not in kept]
+    unsaid = [f"loss.{one}" for one in terms if f"loss.{one}" not in changes]
     return with_changes(found, dict.fromkeys(unsaid))
 
 
@@ -180,7 +183,7 @@ def recompute(
         raise StageError(f"{stage} cannot be recomputed under these settings", stage=stage)
     own = dict(replaced or {})
     if stage == "reward.post_process":
-        found = Processed(block, own.get("raw_reward", block.packed.scalars("raw_reward")))
+        found = Processed(block, raw_rewards(block, own))
         recorded = block.packed.scalars("reward")
         return [_elements(block, "reward", recorded, found.values, found.compare())]
     if stage == "advantage.kl":

@@ -133,7 +133,12 @@ class CaptureBuilder:
                 hint="Hand over all samples of the capture at once.",
             )
         self._samples = encode_samples(
-            check_records(records), self.key, self._table, self._redaction, reward_dtype
+            check_records(records),
+            self.key,
+            self._table,
+            self._redaction,
+            reward_dtype,
+            tuple(self._draft.settings.reward.weights),
         )
 
     def tensor(

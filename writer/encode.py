@@ -12,7 +12,7 @@ import pyarrow as pa
 from trajreplay.schema.columns import Column, Table
 from trajreplay.schema.dtypes import widen_bfloat16, widen_float16
 from trajreplay.schema.errors import CaptureError
-from trajreplay.schema.tables import length_column
+from trajreplay.schema.tables import OWN_LENGTH, length_column
 from trajreplay.writer.flatten import PLAIN, Array, Flat, flatten
 
 
@@ -66,7 +66,7 @@ def tensor_column(table: Table, name: str) -> Column:
         CaptureError: The table has no such column, or it is not handed over as a tensor.
     """
     tensors = [one.name for one in table.having("input", "output") if one.is_list]
-    names = [one for one in tensors if one != "loss_mask"]
+    names = [one for one in tensors if one != "loss_mask" and one not in OWN_LENGTH]
     if name not in names:
         raise CaptureError(
             f"unknown tensor {name!r}, expected one of {', '.join(names)}",

@@ -16,6 +16,7 @@ from trajreplay.schema.identity import CaptureKey, check_id
 from trajreplay.schema.policy import Redaction
 from trajreplay.schema.records import SampleRecord
 from trajreplay.schema.tables import SPANS, length_column
+from trajreplay.writer.components import encode_components
 from trajreplay.writer.encode import ListColumn, encode_column
 from trajreplay.writer.flatten import Array
 from trajreplay.writer.ragged import mask_problems
@@ -25,6 +26,7 @@ _IDS = (
     "trajectory_id",
 )
 _REWARDS = ("raw_reward", "reward")
+_SCORES = (*_REWARDS, "greedy_reward")
 _TEXTS = ("prompt", "response", "label", "tool_output")
 _COUNTS = {
     "response_length": 2**31 - 1,
@@ -32,6 +34,7 @@ _COUNTS = {
     "group_size": 2**31 - 1,
     "context_rank": 2**31 - 1,
     "context_size": 2**31 - 1,
+    "fragment_index": 2**31 - 1,
     "source_attempt": 2**31 - 1,
     "source_rollout_id": 2**63 - 1,
 }
@@ -122,8 +125,17 @@ def encode_samples(
     table: Table,
     redaction: Redaction,
     reward_dtype: str = "float32",
+    components: Sequence[str] = (),
 ) -> SampleColumns:
     """Turn records into columns of a table.
+
+    Args:
+        records: The samples.
+        key: Their capture.
+        table: The table.
+        redaction: What may be kept of text.
+        reward_dtype: dtype in which the trainer computed the rewards.
+        components: Names of the components of a reward, in order.
 
     Raises:
         CaptureError: Records that no row can represent; all problems of a kind at once.
@@ -141,7 +153,8 @@ def encode_samples(
         _refuse(_foreign(values, key), key)
     _refuse(_duplicates(values), key)
     scalars = {name: pa.array(values[name], table[name].type) for name in values if name in table}
-    scalars |= {name: _rewards(name, records, key) for name in _REWARDS}
+    scalars |= {name: _rewards(name, records, key) for name in _SCORES}
+    scalars["reward_components"] = encode_components(records, components, key)
     scalars["weight_versions"] = _spans(records, key)
     scalars["truncated"] = _flags(records, key)
     for column in table.having("text"):
@@ -158,7 +171,7 @@ def encode_samples(
         lengths,
         np.array(values["total_length"], np.int64),
         tuple(sorted(set(sources))) if key.kind == "step" else (),
-        dict.fromkeys(_REWARDS, reward_dtype),
+        dict.fromkeys((*_SCORES, "reward_components"), reward_dtype),
     )
 
 

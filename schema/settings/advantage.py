@@ -39,20 +39,27 @@ class AdvantageSettings:
     Args:
         estimator: `grpo` gives every response token the reward of its sample;
             `reinforce++-baseline` that less the KL penalty of the token; `reinforce++` the
-            discounted return of the token rewards; `gae` the generalised advantage over a critic.
+            discounted return of the token rewards; `gae` the generalised advantage over a critic;
+            `remax` their plain return less the reward of the greedy response; `otb` that less the
+            optimal token baseline of its group (verl); `opd` the distillation term alone.
+        reward_source: What token rewards are: the `sample`'s reward at one token, or the `token`'s
+            own as captured; `grpo` takes those as they are.
         gamma: Discount a token.
         lam: Lambda of GAE.
         lam_alpha: Where stated, lambda is 1 - 1 / max(alpha n, 1) instead, with n the response
             tokens of the sample (VAPO).
         masking: How returns and GAE pass masked tokens: `through` them as any other, `reset` to 0
             at each (verl's REINFORCE++), `carry` past them, or `multiply`, whose rewards and
-            values count as 0.
+            values count as 0, as with `remax` and `otb` they always do.
         reward_at: The token that gets the reward of the sample: the `last` of the response, or the
             `last-unmasked`.
         kl_in_reward: Whether -kl.coef times the KL of each token is part of its reward; where it
             is, `reinforce++-baseline` pays it too.
+        otb_zero_tail: Whether the one longest sample of a group has no baseline beyond the second.
+        opd_coef: What a nat of the policy over its teacher costs each token (on-policy
+            distillation), before whitening; the policy is that of `kl.policy_source`.
         whiten: Which tokens share statistics when advantages are whitened: `none` at all, those of
-            the `cohort`, or of a `rank`.
+            the `cohort`, of a `rank`, of a `group` or of a `sample`.
         whiten_scale: Whether they are divided by the deviation, or only centred.
         whiten_ddof: Delta degrees of freedom of that deviation.
         whiten_epsilon: Keeps the division finite.
@@ -62,21 +69,31 @@ class AdvantageSettings:
         whiten_short: What is done where too few tokens count for a deviation: `raise`, and the
             cohort is refused; `biased`, a single token is divided by their number; `keep`, which
             leaves a set without any as it is; or `nan`.
-        clip: Bounds of the advantages, after whitening.
+        invalid_tool_call: Advantage of the tokens of a message with an invalid tool call, whatever
+            was estimated; None leaves it (NeMo-RL).
+        malformed_thinking: The same of a message with malformed thinking.
+        clip: Bounds of the advantages, after all of that.
     """
 
-    estimator: str = name("grpo", "reinforce++", "reinforce++-baseline", "gae")
+    estimator: str = name(
+        "grpo", "reinforce++", "reinforce++-baseline", "gae", "remax", "otb", "opd"
+    )
+    reward_source: str = name("sample", "token")
     gamma: float = number(1.0)
     lam: float = number(1.0)
     lam_alpha: float | None = number(None)
     masking: str = name("through", "reset", "carry", "multiply")
     reward_at: str = name("last", "last-unmasked")
     kl_in_reward: bool = flag(False)
-    whiten: str = name("none", "cohort", "rank")
+    otb_zero_tail: bool = flag(True)
+    opd_coef: float = number(0.0)
+    whiten: str = name("none", "cohort", "rank", "group", "sample")
     whiten_scale: bool = flag(True)
     whiten_ddof: int = count(1)
     whiten_epsilon: float = number(1e-8)
     whiten_form: str = name("added", "floored", "std")
     whiten_one_pass: bool = flag(False)
     whiten_short: str = name("raise", "biased", "keep", "nan")
+    invalid_tool_call: float | None = number(None)
+    malformed_thinking: float | None = number(None)
     clip: Interval | None = interval(None)

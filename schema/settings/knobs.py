@@ -112,6 +112,11 @@ def interval(default: Interval | None) -> Any:
     return _made(default, Kind("interval", optional=True))
 
 
+def weights() -> Any:
+    """A field that holds numbers by name, none of them by default; in order of the names."""
+    return field(default_factory=dict, metadata={"kind": Kind("weights")})
+
+
 def _made(default: Any, kind: Kind) -> Any:
     return field(default=default, metadata={"kind": kind})
 

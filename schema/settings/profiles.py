@@ -81,7 +81,9 @@ _ALL = (
         "1",
         "Groups by position, epsilon 1e-4, and samples beyond a ratio of 3 to the sampler dropped.",
         Settings(
-            reward=RewardSettings(grouping="stride", epsilon=1e-4, missing="exclude"),
+            reward=RewardSettings(
+                grouping="stride", epsilon=1e-4, missing="exclude", batch_epsilon=1e-4
+            ),
             loss=LossSettings(
                 aggregation="token-mean",
                 batch_reduction="mean",
@@ -98,7 +100,9 @@ _ALL = (
         "1",
         "Leave-one-out baseline and leave-one-out deviation; KL in the loss, clamped twice.",
         Settings(
-            reward=RewardSettings(baseline="leave-one-out", divisor="leave-one-out-std"),
+            reward=RewardSettings(
+                baseline="leave-one-out", divisor="leave-one-out-std", batch_epsilon=0.0
+            ),
             loss=LossSettings(
                 aggregation="token-mean",
                 batch_reduction="mean",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trajreplay.schema.settings.knobs import Interval, count, flag, interval, name, number
+from trajreplay.schema.settings.knobs import Interval, count, flag, interval, name, number, weights
 
 
 @dataclass(frozen=True)
@@ -15,11 +16,24 @@ class RewardSettings:
         grouping: Which samples share statistics: `group`, those of one prompt; `batch`, all of the
             cohort; `consumer-batch`, those handed over together; `stride`, every
             `n_samples_per_prompt` rows of a rank, in row order; `none` for rewards used as given.
-        unit: What is normalised: every `sample`, or every `trajectory` once, however many fragments
-            it was cut into.
-        n_samples_per_prompt: Members that every group must have; None leaves it unchecked.
+        unit: What is normalised: every `sample`; every `trajectory` once, however many fragments
+            it was cut into; or every `step` of an agent, a fragment, against the same steps of the
+            other trajectories, its reward the sum of those to the end of its own.
+        step_gamma: What one step discounts in that sum.
+        n_samples_per_prompt: Samples, or trajectories, that every prompt must have; None leaves it
+            unchecked, and so does a grouping of none.
+        weights: The weight of each component of the reward by name, in order of the names; none
+            where a sample has one raw reward.
+        combination: How components become one reward: `sum-then-normalise` the sum, or
+            `normalise-then-sum` each within its group (GDPO).
+        batch_epsilon: With `normalise-then-sum`, the sum is normalised over the batch with this
+            epsilon; None leaves it as it is.
+        rule: How a sample is scored: `normalise`, against the baseline and over the divisor; `gpg`,
+            against the mean, times the samples of the batch over those whose reward is not 0; or
+            `pass@k`, the best of a group by its lead over the second, and the others 0.
         baseline: Subtracted from the reward: `mean`, `leave-one-out` (of the other members),
-            `length-weighted` (by response tokens) or `none`.
+            `length-weighted` (by response tokens), `greedy` (the reward of the greedy response) or
+            `none`.
         divide_by_std: Whether the centred reward is divided by a standard deviation.
         std_grouping: Which samples that deviation is of: `same` as the baseline, or `batch`.
         divisor: That deviation: `std`; `std-around-baseline`; `leave-one-out-std`, of the other
@@ -31,7 +45,8 @@ class RewardSettings:
         lone: What a sample gets that is alone in its group, or whose group is too small for the
             divisor: `zero`, `keep` (no baseline, 1 + epsilon as divisor; verl) or `nan`
             (OpenRLHF).
-        missing: A reward that is NaN: `keep`, and its group is NaN; `exclude` it from statistics.
+        missing: A reward, or component, that is NaN: `keep`, and its group is NaN; `exclude` it
+            from statistics and sums.
         clip_before: Bounds of the reward before it is centred.
         clip_after: Bounds of the result.
         overlong_max_length: Tokens allowed; None for no overlong penalty.
@@ -46,9 +61,14 @@ class RewardSettings:
     """
 
     grouping: str = name("group", "none", "batch", "consumer-batch", "stride")
-    unit: str = name("sample", "trajectory")
+    unit: str = name("sample", "trajectory", "step")
+    step_gamma: float = number(1.0)
     n_samples_per_prompt: int | None = count(None)
-    baseline: str = name("mean", "none", "leave-one-out", "length-weighted")
+    weights: Mapping[str, float] = weights()
+    combination: str = name("sum-then-normalise", "normalise-then-sum")
+    batch_epsilon: float | None = number(None)
+    rule: str = name("normalise", "gpg", "pass@k")
+    baseline: str = name("mean", "none", "leave-one-out", "length-weighted", "greedy")
     divide_by_std: bool = flag(True)
     std_grouping: str = name("same", "batch")
     divisor: str = name("std", "std-around-baseline", "leave-one-out-std", "baseline")
@@ -68,3 +88,8 @@ class RewardSettings:
     stop_properly_rule: str = name("multiply", "replace")
     scale_from: Interval | None = interval(None)
     scale_to: Interval | None = interval(None)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.weights, Mapping):  # what it is otherwise is refused by its kind
+            ordered = dict(sorted(self.weights.items(), key=lambda item: str(item[0])))
+            object.__setattr__(self, "weights", ordered)

@@ -79,6 +79,7 @@ def captures(
         max_samples: At most so many samples.
     """
     from trajreplay.schema import TABLES
+    from trajreplay.schema.tables import OWN_LENGTH
 
     table = TABLES[f"{kind}s"]
     sample_ids = draw(st.lists(ids(), unique=True, max_size=max_samples))
@@ -86,8 +87,9 @@ def captures(
     rewards = st.none() | st.floats() if rewards is None else rewards
     records = [draw(_records(table, one, lengths, rewards)) for one in sample_ids]
     tensors = {}
+    given = {"loss_mask", *OWN_LENGTH}  # with the records
     for column in table.having("input", "output"):
-        if column.is_list and column.name != "loss_mask" and draw(st.booleans()):
+        if column.is_list and column.name not in given and draw(st.booleans()):
             tensors[column.name] = [draw(_tokens(column, one, values)) for one in records]
     return CaptureData(records, tensors)
 
@@ -108,6 +110,8 @@ def _records(
         "weight_versions": draw(st.none() | st.lists(_spans(length), max_size=2)),
         "truncated": draw(st.none() | st.booleans()),
         "group_size": draw(st.none() | st.integers(1, 8)),
+        "fragment_index": draw(st.none() | st.integers(0, 8)),
+        "greedy_reward": draw(rewards),
         "raw_reward": draw(rewards),
         "reward": draw(rewards),
     }
@@ -133,13 +137,15 @@ def _tokens(
 ) -> NDArray[Any] | None:
     import numpy as np
 
+    from trajreplay.schema.tables import length_column
+
     if draw(st.integers(0, 9)) == 9:
         return None
+    size = int(getattr(record, length_column(column.name)))
     if not column.is_floating:
-        size = record.total_length
-        tokens = st.lists(st.integers(0, 2**31 - 1), min_size=size, max_size=size)
-        return np.array(draw(tokens), np.int32)
-    size = record.response_length
+        kind = np.dtype(column.type.value_type.to_pandas_dtype())
+        tokens = st.lists(st.integers(0, np.iinfo(kind).max), min_size=size, max_size=size)
+        return np.array(draw(tokens), kind)
     if values is None:
         return _float32(draw(st.binary(min_size=4 * size, max_size=4 * size)))
     return np.array(draw(st.lists(values, min_size=size, max_size=size)), np.float32)

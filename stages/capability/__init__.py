@@ -3,6 +3,7 @@
 from trajreplay.stages.capability.ability import LOG_PROB_SOURCES, Ability
 from trajreplay.stages.capability.matrix import ability
 from trajreplay.stages.capability.reused import reused_ability
+from trajreplay.stages.capability.rewards import message_faults
 from trajreplay.stages.capability.v1 import is_plain
 
-__all__ = ["LOG_PROB_SOURCES", "Ability", "ability", "is_plain", "reused_ability"]
+__all__ = ["LOG_PROB_SOURCES", "Ability", "ability", "is_plain", "message_faults", "reused_ability"]

@@ -61,8 +61,8 @@ def loss_contradictions(settings: Settings) -> Iterator[str]:
         said = getattr(loss, flag)
         if said is not None and said != on:
             yield f"loss.{flag} is {said} and loss.{field} is {getattr(loss, field)!r}"
-    if loss.opd:
-        yield "loss.opd is True; v2 does not recompute the distillation term of the loss"
+    if loss.opd is not None and loss.opd != (settings.advantage.opd_coef != 0):
+        yield f"loss.opd is {loss.opd} and advantage.opd_coef is {settings.advantage.opd_coef:g}"
     no_ratio = loss.surrogate == "reinforce"
     if loss.kl_loss_weighted and loss.kl_loss_weight == "ratio" and no_ratio:
         yield "loss.kl_loss_weight is 'ratio' and loss.surrogate is 'reinforce', which has none"

@@ -9,7 +9,7 @@ from trajreplay.schema.errors import StageError
 from trajreplay.schema.identity import ParallelCoordinates
 from trajreplay.schema.settings import SECTIONS, Settings
 from trajreplay.schema.settings.knobs import kinds
-from trajreplay.stages.capability import v2
+from trajreplay.stages.capability import rewards, v2
 from trajreplay.stages.capability.ability import LOG_PROB_SOURCES, Ability
 from trajreplay.stages.reuse import find_kernel
 
@@ -80,8 +80,10 @@ def _contradictions(stage: str, settings: Settings) -> Iterator[str]:
         yield "reward.grouping is 'stride' and reward.n_samples_per_prompt is not stated"
     if stage == "loss.policy" and loss.fragments == "shared":
         yield "loss.fragments are 'shared'; what a kernel gives is averaged sample by sample"
-    if stage == "reward.post_process" and reward.unit == "trajectory":
-        yield "reward.unit is 'trajectory'; a kernel is given the rewards of samples"
+    if stage == "reward.post_process" and reward.unit != "sample":
+        yield f"reward.unit is {reward.unit!r}; a kernel is given the rewards of samples"
+    if stage == "reward.post_process" and reward.weights:
+        yield "reward.weights has components; a kernel is given one raw reward a sample"
     by_norm = stage.startswith("loss.") and loss.aggregation == "constant-norm"
     if by_norm and not loss.constant_norm:
         yield "loss.aggregation is 'constant-norm' and loss.constant_norm is not stated"
@@ -94,12 +96,13 @@ def _needs(
     loss = settings.loss
     if stage == "reward.post_process":
         by = {"group": ("group_id",), "consumer-batch": ("consumer_batch_id",)}
-        return ("raw_reward", *by.get(settings.reward.grouping, ())), ("reward",)
+        counted = ("group_id",) if rewards.counts_groups(settings) else ()
+        return ("raw_reward", *by.get(settings.reward.grouping, ()), *counted), ("reward",)
     if stage == "advantage.kl":
         return (LOG_PROB_SOURCES[settings.kl.policy_source], "ref_log_probs"), ("kl",)
     if stage == "advantage.estimate":
         kl = ("kl",) if "kl" in columns or settings.advantage.kl_in_reward else ()
-        critic = v2.critic_column(columns)
+        critic = rewards.critic_column(columns)
         values = (critic,) if critic in columns or settings.advantage.estimator == "gae" else ()
         returns = ("returns",) if "returns" in columns else ()
         return ("reward", *kl, *values), ("advantages", *returns)

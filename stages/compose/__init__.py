@@ -8,7 +8,11 @@ from trajreplay.stages.compose.advantages import (
 )
 from trajreplay.stages.compose.bounded import plain_errors, plain_terms
 from trajreplay.stages.compose.losses import PolicyTerms, policy_terms, value_terms
-from trajreplay.stages.compose.rewards import RewardInputs, processed_rewards
+from trajreplay.stages.compose.rewards import (
+    RewardInputs,
+    processed_rewards,
+    summed_components,
+)
 from trajreplay.stages.compose.rounding import evaluation_slack
 from trajreplay.stages.compose.surrogates import LossInputs
 
@@ -25,5 +29,6 @@ __all__ = [
     "plain_terms",
     "policy_terms",
     "processed_rewards",
+    "summed_components",
     "value_terms",
 ]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torch import Tensor
 
 from trajreplay.schema import AdvantageSettings, KlSettings
 from trajreplay.stages.kernels.advantages import grpo_advantages
+from trajreplay.stages.kernels.estimators import distillation_advantages, override_advantages
 from trajreplay.stages.kernels.gae import gae_advantages, length_adaptive_lambda
 from trajreplay.stages.kernels.kl_loss import weighted_kl
+from trajreplay.stages.kernels.optimal_baseline import optimal_token_advantages
 from trajreplay.stages.kernels.returns import (
     discounted_returns,
     kl_penalised_advantages,
+    remax_advantages,
     token_rewards,
 )
 from trajreplay.stages.kernels.whitening import whiten
@@ -41,25 +45,41 @@ def kl_tokens(settings: KlSettings, policy: Tensor, reference: Tensor) -> Tensor
 
 @dataclass(frozen=True)
 class AdvantageInputs:
-    """What advantages are made of.
+    """What advantages are made of; what no setting asks for is None.
 
     Args:
-        reward: (S,) float. Processed rewards.
         mask: (N,) bool. Trainable tokens.
         offsets: (S+1,) int64. Where the tokens of each sample begin.
-        whitened_with: (N,) int64. Which tokens share statistics; None where none is whitened.
-        kl: (N,) float. None where no reward has a KL penalty.
+        reward: (S,) float. Processed rewards.
+        whitened_with: (N,) int64. Which tokens share statistics.
+        kl: (N,) float. The KL that token rewards pay.
         kl_coef: What it costs.
-        values: (N,) float. The critic's; None without one.
+        values: (N,) float. The critic's.
+        token_rewards: (N,) float. The tokens' own rewards.
+        greedy: (S,) float. Rewards of the greedy responses.
+        group: (S,) int64. The group of each sample.
+        policy: (N,) float. Log-probabilities of the policy.
+        teacher: (N,) float. Log-probabilities of its teacher.
+        sum_pi_squared: (N,) float. Sums of squared probabilities.
+        faults: (N,) integer. What is wrong with the message of each token.
+        overrides: What its tokens get, by the number of the fault.
     """
 
-    reward: Tensor
     mask: Tensor
     offsets: Tensor
+    reward: Tensor | None = None
     whitened_with: Tensor | None = None
     kl: Tensor | None = None
     kl_coef: float = 0.0
     values: Tensor | None = None
+    token_rewards: Tensor | None = None
+    greedy: Tensor | None = None
+    group: Tensor | None = None
+    policy: Tensor | None = None
+    teacher: Tensor | None = None
+    sum_pi_squared: Tensor | None = None
+    faults: Tensor | None = None
+    overrides: Mapping[int, float] = field(default_factory=dict)
 
 
 class Estimate(NamedTuple):
@@ -70,17 +90,19 @@ class Estimate(NamedTuple):
 
 
 def estimate_advantages(settings: AdvantageSettings, given: AdvantageInputs) -> Estimate:
-    """Estimate, whiten and clip.
+    """Estimate, distill, whiten, override and clip.
 
     Args:
         settings: What is done.
         given: What it is done with.
 
     Returns:
-        In the dtype of the rewards; returns are those before whitening.
+        In the dtype of the rewards; returns are those of the estimator.
     """
     found = _estimated(settings, given)
     advantages = found.advantages
+    if settings.opd_coef and settings.estimator != "opd":
+        advantages = _distilled(settings, given, advantages)
     if settings.whiten != "none":
         advantages = whiten(
             advantages,
@@ -93,42 +115,98 @@ def estimate_advantages(settings: AdvantageSettings, given: AdvantageInputs) -> 
             one_pass=settings.whiten_one_pass,
             short=settings.whiten_short,
         )
+    for kind, one in given.overrides.items():
+        assert given.faults is not None  # the capability matrix asks for them
+        advantages = override_advantages(advantages, given.faults == kind, advantage=one)
     if settings.clip is not None:
         advantages = advantages.clamp(*settings.clip)
     return Estimate(advantages, found.returns)
 
 
 def _estimated(settings: AdvantageSettings, given: AdvantageInputs) -> Estimate:
-    mask, offsets = given.mask, given.offsets
-    coef = given.kl_coef if settings.kl_in_reward else 0.0
-    if settings.estimator == "grpo":
-        both = grpo_advantages(given.reward, offsets.diff())
+    if settings.estimator == "opd":
+        both = _distilled(settings, given, None)
         return Estimate(both, both)
-    if settings.estimator == "reinforce++-baseline":
-        if not coef or given.kl is None:
-            both = grpo_advantages(given.reward, offsets.diff())
-        else:
-            both = kl_penalised_advantages(given.reward, given.kl, offsets, kl_coef=coef)
+    if settings.estimator in ("grpo", "reinforce++-baseline"):
+        both = _broadcast(settings, given)
         return Estimate(both, both)
-    rewards = token_rewards(
-        given.reward, mask, offsets, reward_at=settings.reward_at, kl=given.kl, kl_coef=coef
-    )
+    rewards = _token_rewards(settings, given)
+    if settings.estimator == "gae":
+        return _gae(settings, given, rewards)
     if settings.estimator == "reinforce++":
         returns = discounted_returns(
-            rewards, mask, offsets, gamma=settings.gamma, masking=settings.masking
+            rewards, given.mask, given.offsets, gamma=settings.gamma, masking=settings.masking
         )
         return Estimate(returns, returns)
+    returns = discounted_returns(rewards, given.mask, given.offsets, masking="multiply")
+    if settings.estimator == "remax":
+        assert given.greedy is not None
+        advantages = remax_advantages(rewards, given.greedy, given.mask, given.offsets)
+        return Estimate(advantages, returns)
+    assert given.policy is not None
+    assert given.sum_pi_squared is not None
+    assert given.group is not None
+    advantages = optimal_token_advantages(
+        rewards,
+        given.policy,
+        given.sum_pi_squared,
+        given.mask,
+        given.group,
+        given.offsets,
+        zero_tail=settings.otb_zero_tail,
+    )
+    return Estimate(advantages, returns)
+
+
+def _broadcast(settings: AdvantageSettings, given: AdvantageInputs) -> Tensor:
+    """The reward of its sample, or its own, for each token."""
+    if settings.reward_source == "token":
+        assert given.token_rewards is not None
+        return given.token_rewards
+    assert given.reward is not None
+    if settings.estimator == "grpo" or not settings.kl_in_reward or given.kl is None:
+        return grpo_advantages(given.reward, given.offsets.diff())
+    return kl_penalised_advantages(given.reward, given.kl, given.offsets, kl_coef=given.kl_coef)
+
+
+def _token_rewards(settings: AdvantageSettings, given: AdvantageInputs) -> Tensor:
+    """What returns are summed up from: rewards less the KL penalty."""
+    own = given.token_rewards if settings.reward_source == "token" else None
+    of_samples = given.reward if own is None else own.new_zeros(given.offsets.numel() - 1)
+    assert of_samples is not None
+    rewards = token_rewards(
+        of_samples,
+        given.mask,
+        given.offsets,
+        reward_at=settings.reward_at,
+        kl=given.kl,
+        kl_coef=given.kl_coef if settings.kl_in_reward else 0.0,
+    )
+    return rewards if own is None else rewards + own
+
+
+def _gae(settings: AdvantageSettings, given: AdvantageInputs, rewards: Tensor) -> Estimate:
     lam: Tensor | float = settings.lam
     if settings.lam_alpha is not None:
-        lam = length_adaptive_lambda(offsets.diff(), alpha=settings.lam_alpha)
-    assert given.values is not None  # the capability matrix asks for them
+        lam = length_adaptive_lambda(given.offsets.diff(), alpha=settings.lam_alpha)
+    assert given.values is not None
     found = gae_advantages(
         rewards,
         given.values,
-        mask,
-        offsets,
+        given.mask,
+        given.offsets,
         gamma=settings.gamma,
         lam=lam,
         masking=settings.masking,
     )
     return Estimate(found.advantages, found.returns)
+
+
+def _distilled(
+    settings: AdvantageSettings, given: AdvantageInputs, advantages: Tensor | None
+) -> Tensor:
+    assert given.policy is not None
+    assert given.teacher is not None
+    return distillation_advantages(
+        given.policy, given.teacher, advantages=advantages, coefficient=settings.opd_coef
+    )

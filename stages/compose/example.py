@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trajreplay.schema import Settings, TrajReplayError, with_changes
 from trajreplay.schema.identity import ParallelCoordinates
-from trajreplay.stages.capability import LOG_PROB_SOURCES, ability
+from trajreplay.stages.capability import LOG_PROB_SOURCES, ability, message_faults
 from trajreplay.stages.compose.advantages import (
     AdvantageInputs,
     estimate_advantages,
@@ -30,12 +30,17 @@ _COLUMNS = {
     "old_log_probs": [-1.2, -1.0, -0.4, -2.0, -2.2, -1.0, -0.5, -6.1, -0.2],
     "rollout_log_probs": [-1.3, -0.6, -0.5, -2.1, -2.0, -1.4, -0.5, -4.0, -0.2],
     "ref_log_probs": [-1.1, -1.2, -0.4, -2.4, -0.9, -1.1, -0.4, -0.5, -0.3],
+    "teacher_log_probs": [-0.8, -1.4, -0.3, -1.9, -0.6, -1.2, -0.3, -1.0, -0.2],
+    "sum_pi_squared": [0.5, 0.3, 0.8, 0.2, 0.6, 0.4, 0.7, 0.1, 0.9],
+    "token_rewards": [0.0, 1.0, 0.25, 0.0, -0.25, 0.0, 0.0, 0.5, 12.0],
     "entropy": [1.0, 1.5, 0.5, 2.0, 0.8, 1.2, 0.6, 2.5, 0.4],
     "advantages": [1.0, 1.0, -1.0, -1.0, -1.0, -1.0, 0.5, 0.5, 0.0],
     "values": [0.5, 1.5, -0.2, 0.1, 0.3, 0.2, 0.9, 0.4, 0.1],
     "old_values": [0.4, 0.9, 0.3, 0.1, 0.2, 0.2, 0.2, 0.4, 0.1],
     "returns": [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.5, 0.5, 12.0],
 }
+_GREEDY = [0.5, 0.5, 0.5, 0.5, 10.0]
+_FAULTS = [0, 0, 0, 0, 1, 0, 0, 2, 0]
 _MASK = [1, 1, 1, 0, 1, 1, 1, 1, 1]
 N_SAMPLES_PER_PROMPT = 4
 
@@ -68,15 +73,23 @@ def _reward(settings: Settings) -> Tensor:
     stride = torch.arange(len(_REWARDS)) // (settings.reward.n_samples_per_prompt or 1)
     one = torch.zeros(len(_REWARDS), dtype=torch.int64)
     groups = {"group": torch.tensor(_GROUPS), "stride": stride}
+    # As many components of each as are weighed, that make it up together.
+    raw = torch.tensor(_REWARDS).double()
+    count = len(settings.reward.weights)
+    parts = torch.arange(count).double() - (count - 1) / 2
+    components = raw[:, None] / max(count, 1) + parts
     truncated = torch.tensor([False, True, False, False, False])
     given = RewardInputs(
         groups.get(settings.reward.grouping, one),
         one,
         torch.tensor(_LENGTHS),
         segment_sum(torch.tensor(_MASK).double(), _offsets()),
+        trajectory=torch.arange(len(_REWARDS)),
+        step=torch.zeros(len(_REWARDS), dtype=torch.int64),
         truncated=truncated,
+        greedy=torch.tensor(_GREEDY).double(),
     )
-    return processed_rewards(settings.reward, torch.tensor(_REWARDS).double(), given).abs().sum()
+    return processed_rewards(settings.reward, components if count else raw, given).abs().sum()
 
 
 def _kl_tokens(settings: Settings) -> Tensor:
@@ -89,14 +102,23 @@ def _kl_tokens(settings: Settings) -> Tensor:
 
 def _advantage(settings: Settings) -> Tensor:
     mask = torch.tensor(_MASK) != 0
+    columns = _columns()
     given = AdvantageInputs(
-        torch.tensor(_REWARDS).double(),
         mask,
         _offsets(),
+        reward=torch.tensor(_REWARDS).double(),
         whitened_with=torch.zeros(len(_MASK), dtype=torch.int64),
         kl=_kl_tokens(settings),
         kl_coef=settings.kl.coef,
-        values=_columns()["old_values"],
+        values=columns["old_values"],
+        token_rewards=columns["token_rewards"],
+        greedy=torch.tensor(_GREEDY).double(),
+        group=torch.tensor(_GROUPS),
+        policy=columns[LOG_PROB_SOURCES[settings.kl.policy_source]],
+        teacher=columns["teacher_log_probs"],
+        sum_pi_squared=columns["sum_pi_squared"],
+        faults=torch.tensor(_FAULTS),
+        overrides=message_faults(settings),
     )
     return estimate_advantages(settings.advantage, given).advantages[mask].abs().sum()
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from trajreplay.schema import RewardSettings, StageError
-from trajreplay.stages.kernels import scatter_sum
+from trajreplay.stages.kernels.components import decoupled_rewards, summed_rewards
+from trajreplay.stages.kernels.estimators import gpg_rewards, pass_at_k_rewards
 from trajreplay.stages.kernels.normalise import normalise_rewards
+from trajreplay.stages.kernels.segments import scatter_sum
 from trajreplay.stages.kernels.shaping import overlong_penalty, scale_rewards, truncation_rewards
+from trajreplay.stages.kernels.step_returns import step_returns
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,9 @@ class RewardInputs:
         lengths: (S,) int64. Response tokens.
         trained: (S,) float. Trainable ones.
         trajectory: (S,) int64. Which samples are fragments of one; None where each is its own.
+        step: (S,) int64. The place of each fragment in its trajectory; None where none is asked.
         truncated: (S,) bool. Responses cut at the length limit; None where no setting asks.
+        greedy: (S,) float. Rewards of the greedy responses; None where no setting asks.
     """
 
     group: Tensor
@@ -31,15 +36,23 @@ class RewardInputs:
     lengths: Tensor
     trained: Tensor
     trajectory: Tensor | None = None
+    step: Tensor | None = None
     truncated: Tensor | None = None
+    greedy: Tensor | None = None
+
+
+def summed_components(settings: RewardSettings, components: Tensor) -> Tensor:
+    """(S,) The weighted sum of components, (S, K), in the order of the weights' names."""
+    weights = torch.tensor(list(settings.weights.values()), dtype=torch.float64)
+    return summed_rewards(components, weights, missing=settings.missing)
 
 
 def processed_rewards(settings: RewardSettings, raw: Tensor, given: RewardInputs) -> Tensor:
-    """Scale, shape, clip, normalise and clip again.
+    """Add up, scale, shape, clip, normalise and clip again.
 
     Args:
         settings: What is done.
-        raw: (S,) float. Raw rewards.
+        raw: (S,) float. Raw rewards; (S, K), their components, where the settings weigh some.
         given: What else it takes.
 
     Returns:
@@ -47,24 +60,60 @@ def processed_rewards(settings: RewardSettings, raw: Tensor, given: RewardInputs
     """
     if settings.unit == "trajectory" and given.trajectory is not None:
         return _by_trajectory(settings, raw, given, given.trajectory)
-    rewards = _shaped(settings, raw, given)
+    summed = raw.dim() == 2 and settings.combination == "sum-then-normalise"
+    rewards = summed_components(settings, raw) if summed else raw
+    rewards = _shaped(settings, rewards, given)
     if settings.clip_before is not None:
         rewards = rewards.clamp(*settings.clip_before)
+    if settings.unit == "step" and given.trajectory is not None and given.step is not None:
+        rewards = step_returns(rewards, given.trajectory, given.step, gamma=settings.step_gamma)
+        given = replace(given, group=_cells(given.group, given.step))
     if settings.grouping != "none":
-        rewards = normalise_rewards(
+        rewards = _scored(settings, rewards, given)
+    return rewards if settings.clip_after is None else rewards.clamp(*settings.clip_after)
+
+
+def _scored(settings: RewardSettings, rewards: Tensor, given: RewardInputs) -> Tensor:
+    """Each sample against its group."""
+    if settings.rule == "gpg":
+        return gpg_rewards(rewards, given.group, batch_index=given.batch, lone=settings.lone)
+    if settings.rule == "pass@k":
+        return pass_at_k_rewards(
             rewards,
             given.group,
-            baseline=settings.baseline,
-            divisor=settings.divisor if settings.divide_by_std else "none",
-            divisor_index=given.batch if settings.std_grouping == "batch" else None,
+            divide_by_std=settings.divide_by_std,
             ddof=settings.ddof,
             epsilon=settings.epsilon,
-            epsilon_place=settings.epsilon_place,
-            lone=settings.lone,
-            missing=settings.missing,
-            lengths=given.lengths,
         )
-    return rewards if settings.clip_after is None else rewards.clamp(*settings.clip_after)
+    divisor = settings.divisor if settings.divide_by_std else "none"
+    if rewards.dim() == 2:
+        return decoupled_rewards(
+            rewards,
+            torch.tensor(list(settings.weights.values()), dtype=torch.float64),
+            given.group,
+            batch_index=given.batch,
+            batch_epsilon=settings.batch_epsilon,
+            missing=settings.missing,
+            baseline=settings.baseline,
+            divisor=divisor,
+            ddof=settings.ddof,
+            epsilon=settings.epsilon,
+            lone=settings.lone,
+        )
+    return normalise_rewards(
+        rewards,
+        given.group,
+        baseline=settings.baseline,
+        divisor=divisor,
+        divisor_index=given.batch if settings.std_grouping == "batch" else None,
+        ddof=settings.ddof,
+        epsilon=settings.epsilon,
+        epsilon_place=settings.epsilon_place,
+        lone=settings.lone,
+        missing=settings.missing,
+        lengths=given.lengths,
+        greedy_rewards=given.greedy,
+    )
 
 
 def _by_trajectory(
@@ -76,8 +125,9 @@ def _by_trajectory(
     first = torch.full((count,), len(raw)).scatter_reduce(0, member, torch.arange(len(raw)), "amin")
     odd = (raw != raw[first][member]) & ~(raw.isnan() & raw[first][member].isnan())
     if bool(odd.any()):
+        fragments = int(odd.reshape(len(raw), -1).any(1).sum())
         raise StageError(
-            f"{int(odd.sum())} fragments have another raw reward than the first of their "
+            f"{fragments} fragments have another raw reward than the first of their "
             "trajectory, expected one reward a trajectory",
             hint="State reward.unit sample if each fragment is scored by itself.",
         )
@@ -90,13 +140,23 @@ def _by_trajectory(
         scatter_sum(given.lengths.double(), member, count),
         scatter_sum(given.trained.double(), member, count),
         truncated=truncated,
+        greedy=None if given.greedy is None else given.greedy[first],
     )
     return processed_rewards(settings, raw[first], one)[member]
 
 
+def _cells(group: Tensor, step: Tensor) -> Tensor:
+    """Groups divided by the step of each sample."""
+    _, place = torch.unique(step, return_inverse=True)
+    cells: Tensor = group * (int(place.max()) + 1 if len(place) else 1) + place
+    return cells
+
+
 def _shaped(settings: RewardSettings, rewards: Tensor, given: RewardInputs) -> Tensor:
     if settings.scale_from is not None and settings.scale_to is not None:
-        rewards = scale_rewards(rewards, source=settings.scale_from, target=settings.scale_to)
+        source, target = settings.scale_from, settings.scale_to
+        scaled = scale_rewards(rewards.flatten(), source=source, target=target)
+        rewards = scaled.reshape(rewards.shape)
     if settings.stop_properly_coef is not None and given.truncated is not None:
         rewards = truncation_rewards(
             rewards,

@@ -71,6 +71,7 @@ from trajreplay.stages.kernels.shaping import (
     scale_rewards,
     truncation_rewards,
 )
+from trajreplay.stages.kernels.step_returns import step_returns
 from trajreplay.stages.kernels.value import ValueLoss, value_loss
 from trajreplay.stages.kernels.whitening import clip_advantages, whiten
 
@@ -153,6 +154,7 @@ __all__ = [
     "sequence_mean",
     "set_mean",
     "shared_tokens",
+    "step_returns",
     "summed_rewards",
     "token_mean",
     "token_rewards",

@@ -122,6 +122,11 @@ def record(sample: Sample, without: Sequence[str] = (), *, step: bool = True) ->
         "micro_batch_id": sample.micro_batch_id,
         "context_rank": sample.context[0],
         "context_size": sample.context[1],
+        "consumer_batch_id": sample.consumer_batch_id,
+        "reward_components": sample.components,
+        "greedy_reward": sample.greedy_reward,
+        "trajectory_id": sample.trajectory_id,
+        "fragment_index": sample.fragment_index,
         "source_rollout_id": sample.rollout_id if step else None,
         "source_attempt": sample.attempt if step else None,
     }

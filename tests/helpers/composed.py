@@ -4,70 +4,24 @@ It shares no code with the kernels: each rule is written from what the framework
 """
 
 from tests.helpers.composed_corrections import Rows, clamped, float32
-from tests.helpers.composed_losses import LossTrainer, divergence
+from tests.helpers.composed_losses import divergence
+from tests.helpers.composed_rewards import RewardTrainer
 from tests.helpers.reference_advantages import (
     discounted_returns,
     gae,
-    normalise_rewards,
+    optimal_token_advantages,
     token_rewards,
     whiten,
 )
-from tests.helpers.trainer import Sample
 
 
-class ComposedTrainer(LossTrainer):
+class ComposedTrainer(RewardTrainer):
     """Scores, estimates and sums up as its settings say.
 
     Args:
         settings: The arithmetic.
         shares: The samples of each rank, in row order; changed in place.
     """
-
-    def score(self) -> None:
-        """Give every sample its processed reward."""
-        settings = self.settings.reward
-        raw = [self._shaped(one) for one in self.samples]
-        if settings.clip_before is not None:
-            raw = [clamped(one, settings.clip_before) for one in raw]
-        rewards = raw
-        if settings.grouping != "none":
-            rewards = normalise_rewards(
-                raw,
-                self._groups(),
-                baseline=settings.baseline,
-                divisor=settings.divisor if settings.divide_by_std else "none",
-                divisor_index=[0] * len(raw) if settings.std_grouping == "batch" else None,
-                ddof=settings.ddof,
-                epsilon=settings.epsilon,
-                epsilon_place=settings.epsilon_place,
-                lone=settings.lone,
-                missing=settings.missing,
-                lengths=[one.length for one in self.samples],
-            )
-        for one, reward in zip(self.samples, rewards, strict=True):
-            one.reward = float(float32([clamped(reward, settings.clip_after)])[0])
-
-    def _shaped(self, sample: Sample) -> float:
-        settings, reward = self.settings.reward, sample.raw_reward
-        if settings.overlong_max_length is not None:
-            start = settings.overlong_max_length - settings.overlong_buffer
-            over = sample.length - start
-            if settings.overlong_floored:
-                over = min(over, settings.overlong_buffer)
-            reward += min(-over / settings.overlong_buffer * settings.overlong_penalty, 0.0)
-        return reward
-
-    def _groups(self) -> list[int]:
-        settings = self.settings.reward
-        if settings.grouping == "batch":
-            return [0] * len(self.samples)
-        if settings.grouping == "stride":
-            places = [row for own in self.shares.values() for row in range(len(own))]
-            size = settings.n_samples_per_prompt or 1
-            keys = [(rank, row // size) for rank, row in zip(self.ranks, places, strict=True)]
-        else:
-            keys = [(0, int(str(one.group).removeprefix("g-"))) for one in self.samples]
-        return [sorted(set(keys)).index(one) for one in keys]
 
     def estimate(self) -> None:
         """Give every sample its KL, advantages and returns."""
@@ -80,12 +34,38 @@ class ComposedTrainer(LossTrainer):
         for one, row in zip(self.samples, kl, strict=True):
             one.columns["kl"] = float32(row)
         advantages, returns = self._estimated(self.column("kl"))
+        if settings.advantage.opd_coef:
+            advantages = self._distilled(advantages)
+            returns = advantages if settings.advantage.estimator == "opd" else returns
         if settings.advantage.whiten != "none":
             advantages = self._whitened(advantages)
         for one, row, target in zip(self.samples, advantages, returns, strict=True):
-            clipped = [clamped(value, settings.advantage.clip) for value in row]
+            faults = (
+                one.columns["message_faults"].tolist() if "message_faults" in one.columns else []
+            )
+            clipped = [
+                clamped(value, settings.advantage.clip) for value in self._overridden(faults, row)
+            ]
             one.columns["advantages"] = float32(clipped)
             one.columns["returns"] = float32(target)
+
+    def _distilled(self, advantages: Rows) -> Rows:
+        coef, policy = self.settings.advantage.opd_coef, self.settings.kl.policy_source
+        columns = self.column(f"{policy}_log_probs"), self.column("teacher_log_probs")
+        return [
+            [a - coef * (p - t) for a, p, t in zip(*row, strict=True)]
+            for row in zip(advantages, *columns, strict=True)
+        ]
+
+    def _overridden(self, faults: list[int], row: list[float]) -> list[float]:
+        settings = self.settings.advantage
+        given = {1: settings.invalid_tool_call, 2: settings.malformed_thinking}
+        found = list(row)
+        for token, fault in enumerate(faults):
+            override = given.get(fault)
+            if override is not None:
+                found[token] = override
+        return found
 
     def _kl(self, policy: float, reference: float) -> float:
         settings = self.settings.kl
@@ -96,16 +76,32 @@ class ComposedTrainer(LossTrainer):
         settings, masks = self.settings.advantage, self.masks
         coef = self.settings.kl.coef if settings.kl_in_reward else 0.0
         rewards = [float(one.reward or 0.0) for one in self.samples]
+        by_token = settings.reward_source == "token"
+        own = self.column("token_rewards") if by_token else []
+        if settings.estimator == "opd":
+            zeros = [[0.0] * one.length for one in self.samples]
+            return zeros, zeros
         if settings.estimator in ("grpo", "reinforce++-baseline"):
             paid = coef if settings.estimator != "grpo" else 0.0
             both = [
                 [reward - paid * one for one in row]
                 for reward, row in zip(rewards, kl, strict=True)
             ]
-            return both, both
+            return (own, own) if by_token else (both, both)
         tokens = token_rewards(
-            rewards, masks, kl, reward_at=settings.reward_at, kl_coef=coef, kl_masked=True
+            [0.0] * len(rewards) if by_token else rewards,
+            masks,
+            kl,
+            reward_at=settings.reward_at,
+            kl_coef=coef,
+            kl_masked=True,
         )
+        if by_token:
+            tokens = [
+                [x + y for x, y in zip(*row, strict=True)] for row in zip(tokens, own, strict=True)
+            ]
+        if settings.estimator in ("remax", "otb"):
+            return self._less_baseline(tokens)
         gamma = [settings.gamma] * len(rewards)
         if settings.estimator == "reinforce++":
             returns = discounted_returns(tokens, masks, gamma=gamma, masking=settings.masking)
@@ -125,14 +121,37 @@ class ComposedTrainer(LossTrainer):
             bootstrap=[0.0] * len(rewards),
         )
 
+    def _less_baseline(self, tokens: Rows) -> tuple[Rows, Rows]:
+        settings, masks = self.settings.advantage, self.masks
+        ones = [1.0] * len(tokens)
+        returns = discounted_returns(tokens, masks, gamma=ones, masking="multiply")
+        if settings.estimator == "remax":
+            greedy = [one.greedy_reward or 0.0 for one in self.samples]
+            advantages = [
+                [value - m * base for value, m in zip(row, mask, strict=True)]
+                for row, mask, base in zip(returns, masks, greedy, strict=True)
+            ]
+            return advantages, returns
+        advantages = optimal_token_advantages(
+            tokens,
+            self.column(f"{self.settings.kl.policy_source}_log_probs"),
+            self.column("sum_pi_squared"),
+            [[1.0] * len(mask) for mask in masks],
+            masks,
+            self.prompts(),
+            zero_tail=settings.otb_zero_tail,
+        )
+        return advantages, returns
+
     def _whitened(self, advantages: Rows) -> Rows:
         settings, masks = self.settings.advantage, self.masks
-        by_rank = settings.whiten == "rank"
-        index = [
-            rank if by_rank else 0
-            for rank, row in zip(self.ranks, advantages, strict=True)
-            for _ in row
-        ]
+        sets = {
+            "cohort": [0] * len(masks),
+            "rank": self.ranks,
+            "group": self.prompts(),
+            "sample": list(range(len(masks))),
+        }[settings.whiten]
+        index = [one for one, row in zip(sets, advantages, strict=True) for _ in row]
         flat = whiten(
             [one for row in advantages for one in row],
             [one for row in masks for one in row],

@@ -35,6 +35,11 @@ class Sample:
     group_size: int | None = None
     context: tuple[int | None, int | None] = (None, None)  # the shard that it is, of how many
     micro_batch_id: str | None = None
+    consumer_batch_id: str | None = None
+    components: dict[str, float] | None = None
+    greedy_reward: float | None = None
+    trajectory_id: str | None = None
+    fragment_index: int | None = None
 
     @property
     def length(self) -> int:

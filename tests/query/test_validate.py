@@ -19,7 +19,7 @@ from tests.helpers.mutate import (
     sign_file,
 )
 from tests.helpers.queried import write_capture, write_rollout, write_step
-from trajreplay import Lake, ParallelCoordinates
+from trajreplay import Lake, ParallelCoordinates, RecomputeConfig, SampleRecord
 from trajreplay.query import ValidationReport
 from trajreplay.schema.layout import attempt_path
 
@@ -418,3 +418,14 @@ def test_findings_come_as_a_table(lake: Lake) -> None:
     report = lake.validate()
     assert report.counts == {"error": 1}
     assert report.arrow()["severity"].to_pylist() == ["error"]
+
+
+def test_spans_of_weights_are_as_many_as_they_are(tmp_path: Path) -> None:
+    """A span for each response of five tokens: no list of tokens, and as right as one."""
+    lake = Lake.create(tmp_path / "spans")
+    with lake.capture(
+        run_id="r", rollout_id=0, rank=0, expected_ranks=[0], settings=RecomputeConfig()
+    ) as capture:
+        spans = [(0, 5, 3)]
+        capture.samples([SampleRecord("s-0", 5, 6, [1] * 5, weight_versions=spans)])
+    assert lake.validate().ok, lake.validate().findings

@@ -20,6 +20,7 @@ BY_KIND: dict[str, st.SearchStrategy[Any]] = {
     "flag": st.booleans(),
     "number": NUMBERS,
     "count": st.integers(0, 2**31),
+    "weights": st.dictionaries(st.text(max_size=3), NUMBERS, max_size=3),
     "interval": st.tuples(NUMBERS, NUMBERS).map(lambda pair: tuple(sorted(pair))),
 }
 WRONG: dict[str, tuple[Any, ...]] = {
@@ -27,6 +28,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "flag": (1, 0, "true"),
     "number": ("0.5", True, float("nan"), float("inf")),
     "count": (-1, 1.0, True, "8"),
+    "weights": ([1.0], "a", {"a": True}, {"a": "1"}, {1: 1.0}, {"a": float("nan")}),
     "interval": ((2.0, 1.0), (1.0,), [0.0, 1.0], 0.5),
 }
 

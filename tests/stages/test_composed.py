@@ -17,13 +17,17 @@ from trajreplay.schema.settings import PROFILES
 from trajreplay.stages import CohortReport
 
 STAGES = (*ALL_STAGES, "loss.value")
-COLUMNS = (*ALL_COLUMNS, "values", "old_values")
+COLUMNS = (
+    *(*ALL_COLUMNS, "values", "old_values"),
+    *("token_rewards", "teacher_log_probs", "sum_pi_squared", "message_faults"),
+)
 PLAIN = Settings(
     reward=RewardSettings(n_samples_per_prompt=4),
     kl=KlSettings(coef=0.1),
     loss=LossSettings(entropy_coef=0.01, eps_clip_high=0.28),
 )
-REWARD, KL, ESTIMATE = "reward.post_process", "advantage.kl", "advantage.estimate"
+SCORE, REWARD = "reward.raw", "reward.post_process"
+KL, ESTIMATE = "advantage.kl", "advantage.estimate"
 POLICY, VALUE = "loss.policy", "loss.value"
 LEAVE_ONE_OUT = {"reward.baseline": "leave-one-out"}
 BOUNDS = {"loss.correction_bounds": (0.9, 1.05)}
@@ -48,6 +52,10 @@ DPPO = {"loss.surrogate": "dppo", "loss.dppo_form": "log-prob", "loss.dppo_ratio
 RETURNS = {"advantage.estimator": "reinforce++", "advantage.gamma": 0.9}
 GAE = {"advantage.estimator": "gae", "advantage.gamma": 0.99, "advantage.lam": 0.95}
 WHITE = {"advantage.whiten": "cohort"}
+OWN = {"advantage.reward_source": "token"}
+PARTS = {"reward.weights": {"format": 0.5, "answer": 1.0}}
+APART = {**PARTS, "reward.combination": "normalise-then-sum"}
+STEPS = {"reward.unit": "step", "reward.n_samples_per_prompt": 2}
 
 # Changes to the plain settings, and the first stage whose numbers they change.
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
@@ -64,6 +72,25 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "clipped before": ({"reward.clip_before": (0.25, 0.75)}, REWARD),
     "clipped after": ({"reward.clip_after": (-0.5, 0.5)}, REWARD),
     "overlong": ({"reward.overlong_max_length": 5, "reward.overlong_buffer": 2}, REWARD),
+    "greedy": ({"reward.baseline": "greedy", "reward.divide_by_std": False}, REWARD),
+    "gpg": ({"reward.rule": "gpg", "reward.divide_by_std": False}, REWARD),
+    "pass@k": ({"reward.rule": "pass@k"}, REWARD),
+    "pass@k, plain": ({"reward.rule": "pass@k", "reward.divide_by_std": False}, REWARD),
+    "components": (PARTS, SCORE),
+    "components, some missing": ({**PARTS, "reward.missing": "exclude"}, SCORE),
+    "gdpo": ({**APART, **LEAVE_ONE_OUT, "reward.batch_epsilon": 0.0}, REWARD),
+    "gdpo of trl": (
+        {
+            **APART,
+            "reward.missing": "exclude",
+            "reward.epsilon": 1e-4,
+            "reward.batch_epsilon": 1e-4,
+        },
+        REWARD,
+    ),
+    "gdpo of groups alone": (APART, REWARD),
+    "steps": (STEPS, REWARD),
+    "steps discounted": ({**STEPS, "reward.step_gamma": 0.5}, REWARD),
     "k2": ({"kl.estimator": "k2"}, KL),
     "abs": ({"kl.estimator": "abs"}, KL),
     "kl of clamped ratios": ({"kl.log_ratio_clamp": (-0.1, 0.1)}, KL),
@@ -80,6 +107,32 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "gae carry": ({**GAE, "advantage.masking": "carry"}, ESTIMATE),
     "gae multiply": ({**GAE, "advantage.masking": "multiply"}, ESTIMATE),
     "gae length-adaptive": ({**GAE, "advantage.lam_alpha": 0.5}, ESTIMATE),
+    "grpo of tokens": (OWN, ESTIMATE),
+    "reinforce++ of tokens": ({**RETURNS, **OWN, "advantage.masking": "carry"}, ESTIMATE),
+    "reinforce++ of tokens with kl": (
+        {**RETURNS, **OWN, "advantage.kl_in_reward": True},
+        ESTIMATE,
+    ),
+    "gae of tokens": ({**GAE, **OWN}, ESTIMATE),
+    "remax": ({"advantage.estimator": "remax"}, ESTIMATE),
+    "remax of tokens": ({"advantage.estimator": "remax", **OWN}, ESTIMATE),
+    "otb": ({"advantage.estimator": "otb", **OWN}, ESTIMATE),
+    "otb of long tails": (
+        {"advantage.estimator": "otb", **OWN, "advantage.otb_zero_tail": False},
+        ESTIMATE,
+    ),
+    "opd": ({"advantage.estimator": "opd", "advantage.opd_coef": 1.0}, ESTIMATE),
+    "opd beside grpo": ({"advantage.opd_coef": 0.5, "loss.opd": True}, ESTIMATE),
+    "opd of the sampler": ({"advantage.opd_coef": 0.5, "kl.policy_source": "rollout"}, KL),
+    "faulty messages": (
+        {"advantage.invalid_tool_call": -1.0, "advantage.malformed_thinking": -0.5},
+        ESTIMATE,
+    ),
+    "whitened by group": ({**RETURNS, "advantage.whiten": "group"}, ESTIMATE),
+    "whitened by sample": (
+        {**RETURNS, **OWN, "advantage.whiten": "sample", "advantage.whiten_short": "keep"},
+        ESTIMATE,
+    ),
     "whitened": (WHITE, ESTIMATE),
     "whitened by rank": ({"advantage.whiten": "rank"}, ESTIMATE),
     "whitened, ddof 0": ({**WHITE, "advantage.whiten_ddof": 0}, ESTIMATE),
@@ -229,14 +282,26 @@ def _shares(seed: int = 0) -> dict[int, list[Sample]]:
     for one in samples:
         for name in ("rollout_log_probs", "old_log_probs", "ref_log_probs", "log_probs"):
             one.columns[name] = one.columns[name].clamp(max=-0.01)  # a probability is at most 1
-        for name, spread in (("old_values", 0.5), ("values", 0.6)):
+        for name, spread in (("old_values", 0.5), ("values", 0.6), ("token_rewards", 0.5)):
             drift = numbers.normal(0.0, spread, one.length)
             one.columns[name] = torch.tensor(drift, dtype=torch.float32)
+        base = one.columns["old_log_probs"].numpy()
+        drift = base + numbers.normal(0.0, 0.3, one.length)
+        one.columns["teacher_log_probs"] = torch.tensor(drift, dtype=torch.float32)
+        squares = numbers.uniform(0.0, 1.0, one.length)
+        one.columns["sum_pi_squared"] = torch.tensor(squares, dtype=torch.float32)
+        faults = numbers.integers(0, 3, one.length)
+        one.columns["message_faults"] = torch.tensor(faults, dtype=torch.uint8)
+    for row, one in enumerate(samples):
+        one.greedy_reward = 0.25 + row // 4
+        one.trajectory_id, one.fragment_index = f"t-{row // 2}", 1 - row % 2
     return {0: samples[:4], 1: samples[4:]}
 
 
 def _record(lake: Lake, shares: dict[int, list[Sample]], made: Settings, told: Settings) -> None:
     """A training that computes as `made` says and tells `told`."""
+    if told.reward.weights:
+        _take_apart(shares, missing=told.reward.missing == "exclude")
     trainer = ComposedTrainer(made, shares)
     trainer.score()
     trainer.estimate()
@@ -252,6 +317,16 @@ def _record(lake: Lake, shares: dict[int, list[Sample]], made: Settings, told: S
         settings=told,
         expected=expected,
     )
+
+
+def _take_apart(shares: dict[int, list[Sample]], *, missing: bool) -> None:
+    """Give every sample components; if asked, one lacks one and another all of them."""
+    samples = [one for own in shares.values() for one in own]
+    for row, one in enumerate(samples):
+        one.components = {"answer": one.raw_reward + row % 3 / 4, "format": float(row % 2)}
+    if missing:
+        samples[2].components = {"answer": 1.0}
+        samples[5].components = {"format": math.nan}
 
 
 def _replayed(lake: Lake) -> CohortReport:

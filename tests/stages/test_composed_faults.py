@@ -89,6 +89,34 @@ def _replayed(
         ({"reward.epsilon": -1.0}, "reward.epsilon"),
         ({"reward.scale_from": (1.0, 1.0), "reward.scale_to": (0.0, 1.0)}, "reward.scale_from"),
         ({"reward.clip_before": (math.inf, math.inf)}, "reward.clip_before"),
+        ({"reward.unit": "step", "reward.grouping": "batch"}, "reward.unit is 'step'"),
+        ({"reward.baseline": "greedy", "reward.grouping": "none"}, "reward.baseline is 'greedy'"),
+        ({"reward.rule": "gpg", "reward.missing": "exclude"}, "reward.missing is 'exclude'"),
+        ({"reward.rule": "pass@k", "reward.baseline": "none"}, "reward.baseline is 'none'"),
+        ({"reward.rule": "maxrl"}, "reward.rule is 'maxrl'"),
+        ({"reward.combination": "normalise-then-sum"}, "reward.weights has 0 components"),
+        (
+            {
+                "reward.combination": "normalise-then-sum",
+                "reward.weights": {"a": 1.0, "b": 1.0},
+                "reward.clip_before": (0.0, 1.0),
+            },
+            "reward.clip_before is (0.0, 1.0), expected none",
+        ),
+        ({"reward.batch_epsilon": -1.0}, "reward.batch_epsilon"),
+        ({"advantage.estimator": "opd"}, "advantage.opd_coef is 0"),
+        ({"advantage.estimator": "otb", "kl.policy_source": "new"}, "kl.policy_source is 'new'"),
+        ({"advantage.estimator": "remax", "advantage.gamma": 0.5}, "advantage.gamma is 0.5"),
+        ({"advantage.estimator": "otb", "advantage.masking": "carry"}, "advantage.masking"),
+        (
+            {
+                "advantage.estimator": "reinforce++-baseline",
+                "advantage.reward_source": "token",
+            },
+            "advantage.reward_source is 'token'",
+        ),
+        ({"loss.opd": True}, "loss.opd is True and advantage.opd_coef is 0"),
+        ({"loss.opd": False, "advantage.opd_coef": 0.5}, "loss.opd is False"),
     ],
 )
 def test_settings_that_contradict_are_refused_by_name(
@@ -97,6 +125,40 @@ def test_settings_that_contradict_are_refused_by_name(
     cohort = _replayed(lake, {}, told)
     assert cohort.verdict in ("refused", "diverged")
     assert name in refusals(cohort)
+
+
+@pytest.mark.parametrize(
+    ("told", "column"),
+    [
+        ({"reward.baseline": "greedy"}, "greedy_reward"),
+        ({"reward.unit": "step", "reward.n_samples_per_prompt": None}, "fragment_index"),
+        ({"advantage.reward_source": "token"}, "token_rewards"),
+        ({"advantage.estimator": "remax"}, "greedy_reward"),
+        ({"advantage.estimator": "otb"}, "sum_pi_squared"),
+        ({"advantage.opd_coef": 0.5}, "teacher_log_probs"),
+        ({"advantage.malformed_thinking": -1.0}, "message_faults"),
+    ],
+)
+def test_what_lacks_a_column_is_refused_by_its_name(
+    lake: Lake, told: dict[str, Any], column: str
+) -> None:
+    def change(shares: dict[int, list[Sample]], scalars: Scalars) -> None:
+        for one in (one for own in shares.values() for one in own):
+            one.columns.pop(column, None)
+            one.greedy_reward = one.fragment_index = None
+
+    cohort = _replayed(lake, {}, told, change)
+    assert cohort.verdict in ("refused", "diverged")
+    assert f"input {column} is missing for 8 of 8 samples" in refusals(cohort)
+
+
+def test_a_lone_sample_has_no_second_best(lake: Lake) -> None:
+    def change(shares: dict[int, list[Sample]], scalars: Scalars) -> None:
+        shares[0][0].group = "g-7"
+
+    told = {"reward.rule": "pass@k", "reward.n_samples_per_prompt": None}
+    cohort = _replayed(lake, told, change=change)
+    assert "1 of 3 groups have one sample" in refusals(cohort)
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,62 @@ def _k006(lake: Lake, side: str) -> CohortReport:
     return _replay(lake, settings, samples, ESTIMATE)
 
 
+def _k018(lake: Lake, side: str) -> CohortReport:
+    """A reward that is missing is not a number of the others."""
+    case = CASES["K-018"]
+    epsilon = case["config"]["eps"]
+    settings = _settings(
+        reward__weights=dict(zip("ab", case["config"]["weights"], strict=True)),
+        reward__combination="normalise-then-sum",
+        reward__epsilon=epsilon,
+        reward__batch_epsilon=epsilon,
+        reward__missing="exclude",
+    )
+    samples = []
+    rows = zip(case["inputs"]["rewards_per_func"], _side("K-018", side, "advantage"), strict=True)
+    for number, (row, advantage) in enumerate(rows):
+        sample = _sample(number, [1], advantage, advantages=[advantage])
+        sample.raw_reward = 0.0
+        sample.components = {name: float(one) for name, one in zip("ab", row, strict=True)}
+        samples.append(sample)
+    return _replay(lake, settings, samples, ESTIMATE)
+
+
+def _k021(lake: Lake, side: str) -> CohortReport:
+    """Each row is whitened by itself; without a discount a return is the token's own reward."""
+    case = CASES["K-021"]
+    settings = _settings(
+        reward__grouping="none",
+        advantage__estimator="reinforce++",
+        advantage__reward_source="token",
+        advantage__gamma=0.0,
+        advantage__whiten="sample",
+        advantage__whiten_ddof=0,
+        advantage__whiten_form="std",
+        advantage__whiten_epsilon=1e-8,
+    )
+    samples = [
+        _sample(number, [int(m) for m in mask], 0.0, token_rewards=x, advantages=y)
+        for number, (mask, x, y) in enumerate(
+            zip(case["inputs"]["mask"], case["inputs"]["x"], case[side]["y"], strict=True)
+        )
+    ]
+    return _replay(lake, settings, samples, ESTIMATE)
+
+
+def _k030(lake: Lake, side: str) -> CohortReport:
+    """A penalty on the tokens of one message reaches no other token."""
+    inputs = CASES["K-030"]["inputs"]
+    length, (start, stop) = inputs["row_length"], inputs["span"]
+    faults = [1 if start <= token < stop else 0 for token in range(length)]
+    sample = _sample(
+        0, [1] * length, inputs["scalar_advantage"], advantages=_side("K-030", side, "advantages")
+    )
+    sample.columns["message_faults"] = torch.tensor(faults, dtype=torch.uint8)
+    settings = _settings(reward__grouping="none", advantage__invalid_tool_call=-1.0)
+    return _replay(lake, settings, [sample], ESTIMATE)
+
+
 def _gae(name: str) -> Callable[[Lake, str], CohortReport]:
     def replay(lake: Lake, side: str) -> CohortReport:
         case = CASES[name]
@@ -202,9 +258,12 @@ def _k055(lake: Lake, side: str) -> CohortReport:
 
 CHECKS: dict[str, tuple[Callable[[Lake, str], CohortReport], str]] = {
     "K-006": (_k006, "advantage.estimate"),
+    "K-018": (_k018, "reward.post_process"),
+    "K-021": (_k021, "advantage.estimate"),
     "K-024": (_gae("K-024"), "advantage.estimate"),
     "K-025": (_gae("K-025"), "advantage.estimate"),
     "K-028": (_k028, "reward.post_process"),
+    "K-030": (_k030, "advantage.estimate"),
     "K-043": (_k043, "loss.policy"),
     "K-044": (_k044, "loss.policy"),
     "K-046": (_k046, "loss.policy"),

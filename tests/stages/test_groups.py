@@ -1,9 +1,11 @@
 """Rewards in groups: of another size, cut, moved, constant, or none at all."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from tests.helpers.composed_rewards import RewardTrainer
 from tests.helpers.scenes import (
     WAY,
     diverged,
@@ -16,7 +18,7 @@ from tests.helpers.scenes import (
     write_whole,
 )
 from tests.helpers.trainer import Trainer
-from trajreplay import Lake
+from trajreplay import Lake, with_changes
 
 
 @pytest.mark.parametrize("size", [3, 5, 8])
@@ -28,6 +30,38 @@ def test_a_group_of_another_size_than_stated_diverges(lake: Lake, size: int) -> 
     assert result.message == "8 of 8 samples"
     found = {(one.field, one.group_id, one.recorded, one.recomputed) for one in result.divergences}
     assert found == {("group_size", "g-0", 4.0, size), ("group_size", "g-1", 4.0, size)}
+
+
+@pytest.mark.parametrize("grouping", ["batch", "consumer-batch"])
+def test_prompts_are_counted_where_rewards_are_normalised_over_more(
+    lake: Lake, grouping: str
+) -> None:
+    """That all rewards of a batch share statistics does not say how many a prompt has."""
+    changes = {"reward.grouping": grouping, "reward.n_samples_per_prompt": 4}
+    settings, samples = with_changes(WAY.full, changes), drawn()
+    for one in samples:
+        one.consumer_batch_id = "b-0"
+    RewardTrainer(with_changes(settings, {"reward.grouping": "batch"}), {0: samples}).score()
+    options: dict[str, Any] = {"settings": settings, "stages": ["sample", "reward.post_process"]}
+    write_whole(lake, samples, **options)
+    assert the_stage(lake.replay(), "reward.post_process").verdict == "pass"
+    samples[3].group = "g-1"
+    write_whole(lake, samples, step_id=1, **options)
+    cohort = the_cohort(Lake.open(lake.path).replay(), step_id=1)
+    found = the_stage(cohort, "reward.post_process")
+    assert {(one.field, one.group_id, one.recorded) for one in found.divergences} == {
+        ("group_size", "g-0", 3.0),
+        ("group_size", "g-1", 5.0),
+    }
+
+
+def test_counted_prompts_have_to_be_named(lake: Lake) -> None:
+    changes = {"reward.grouping": "batch", "reward.n_samples_per_prompt": 4}
+    samples = drawn()
+    samples[0].group = None
+    stages = ["sample", "reward.post_process"]
+    write_whole(lake, samples, settings=with_changes(WAY.full, changes), stages=stages)
+    assert "input group_id is missing for 1 of 8 samples" in refusals(lake.replay())
 
 
 def test_a_sample_moved_to_another_group_diverges_at_both(lake: Lake) -> None:

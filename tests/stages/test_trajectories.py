@@ -21,6 +21,7 @@ def _capture(
     trajectories: Sequence[str | None],
     *,
     rewards: Sequence[tuple[float, float]] | None = None,
+    places: Sequence[int | None] = (0, 1, 0, 0),
     scalars: dict[str, Any] | None = None,
 ) -> CohortReport:
     """Two ranks, the fragments of the first trajectory on both."""
@@ -48,6 +49,7 @@ def _capture(
                         raw_reward=given[row][0],
                         reward=given[row][1],
                         trajectory_id=trajectories[row],
+                        fragment_index=places[row],
                     )
                     for row in rows
                 ]
@@ -116,3 +118,51 @@ def test_fragments_with_rewards_of_their_own_are_no_trajectory(lake: Lake) -> No
     assert cohort.verdict == "refused"
     found = the_stage(cohort, "reward.post_process")
     assert "1 fragments have another raw reward" in found.message
+
+
+@pytest.mark.parametrize(("expected", "verdict"), [(3, "pass"), (4, "diverged")])
+def test_a_prompt_has_trajectories_not_fragments(lake: Lake, expected: int, verdict: str) -> None:
+    changes = {"reward.unit": "trajectory", "reward.n_samples_per_prompt": expected}
+    settings = with_changes(Settings(), {**changes, "reward.divide_by_std": False})
+    rewards = [(1.0, 0.5), (1.0, 0.5), (0.5, 0.0), (0.0, -0.5)]
+    found = the_stage(
+        _capture(lake, settings, TRAJECTORIES, rewards=rewards), "reward.post_process"
+    )
+    assert found.verdict == verdict
+    if verdict == "diverged":
+        (one,) = found.divergences
+        assert (one.field, one.recorded, one.recomputed) == ("group_size", 3.0, 4.0)
+
+
+# Steps of 1 and 2 in one trajectory, of 5 and 3 in two others that have one each: the returns of
+# the first steps are 1 + 2 / 2 = 2, 5 and 3, and the second step is alone.
+STEPS = {"reward.unit": "step", "reward.step_gamma": 0.5, "reward.divide_by_std": False}
+BY_STEP = [(1.0, 2 - 10 / 3), (2.0, 0.0), (5.0, 5 - 10 / 3), (3.0, 3 - 10 / 3)]
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_a_step_is_scored_against_the_same_steps_of_others(lake: Lake, side: str) -> None:
+    rewards = list(BY_STEP)
+    if side == "wrong":  # a step that gets no reward of later ones
+        rewards[0] = (1.0, 1 - 3.0)
+    cohort = _capture(lake, with_changes(Settings(), STEPS), TRAJECTORIES, rewards=rewards)
+    found = the_stage(cohort, "reward.post_process")
+    assert found.verdict == ("pass" if side == "right" else "diverged")
+    assert [one.sample_id for one in found.divergences] == (["s-0"] if side == "wrong" else [])
+
+
+@pytest.mark.parametrize(
+    ("places", "reason"),
+    [
+        ((0, None, 0, 0), "input fragment_index is missing for 1 of 4 samples"),
+        ((0, 2, 0, 0), "the steps of 1 of 3 trajectories are not 0, 1, 2, ... each once"),
+        ((0, 0, 0, 0), "the steps of 1 of 3 trajectories are not 0, 1, 2, ... each once"),
+    ],
+)
+def test_steps_without_their_places_are_refused(
+    lake: Lake, places: Sequence[int | None], reason: str
+) -> None:
+    settings = with_changes(Settings(), STEPS)
+    cohort = _capture(lake, settings, TRAJECTORIES, rewards=BY_STEP, places=places)
+    found = the_stage(cohort, "reward.post_process")
+    assert (found.verdict, reason in found.message) == ("refused", True), found.message

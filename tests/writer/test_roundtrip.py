@@ -63,11 +63,12 @@ def test_every_legal_capture_comes_back_bit_for_bit(
     def column(name: str) -> list[Any]:
         return rows[name].to_pylist() if name in rows.column_names else [None] * len(records)
 
-    for name in ("raw_reward", "reward"):
+    for name in ("raw_reward", "reward", "greedy_reward"):
         assert same_floats(column(name), [getattr(one, name) for one in records])
     assert column("weight_versions") == [spans_of(one) for one in records]
     assert column("loss_mask") == [list(one.loss_mask) for one in records]
     plain = ["sample_id", "group_id", "group_size", "response_length", "total_length", "truncated"]
+    plain += ["trajectory_id", "fragment_index"]
     plain += ["rollout_partition_id", "consumer_batch_id", "micro_batch_id", *KEEP]
     for name in plain:
         assert column(name) == [getattr(one, name) for one in records], name
@@ -83,7 +84,8 @@ def test_every_legal_capture_comes_back_bit_for_bit(
             assert rows[name].is_valid().to_pylist() == [one is not None for one in tensors]
             expected = np.concatenate(present)
             found = np.asarray(values_of(rows, name))
-            np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
+            bits = f"u{found.itemsize}"
+            np.testing.assert_array_equal(found.view(bits), expected.view(bits))
             assert rows.schema.field(name) == table[name].field
 
 

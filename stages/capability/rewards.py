@@ -1,0 +1,198 @@
+"""What the V2 matrix says of rewards and advantages: contradictions, and what they read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from trajreplay.schema.settings import Settings
+from trajreplay.stages.capability.ability import LOG_PROB_SOURCES, Needs
+
+# Estimators that sum up rewards as they are, masked ones as 0.
+_OF_PLAIN_RETURNS = ("remax", "otb")
+# What other reward settings may be where a rule, or components, are normalised in their own way.
+_WITH_RULES: dict[str, tuple[object, ...]] = {
+    "grouping": ("group", "batch", "consumer-batch", "stride"),
+    "combination": ("sum-then-normalise",),
+    "baseline": ("mean",),
+    "divisor": ("std",),
+    "std_grouping": ("same",),
+    "epsilon_place": ("added",),
+    "missing": ("keep",),
+}
+_WITH_PARTS: dict[str, tuple[object, ...]] = {
+    "unit": ("sample", "trajectory"),
+    "grouping": ("group", "batch", "consumer-batch", "stride"),
+    "baseline": ("mean", "none", "leave-one-out"),
+    "std_grouping": ("same",),
+    "epsilon_place": ("added",),
+    "clip_before": (None,),
+    "overlong_max_length": (None,),
+    "stop_properly_coef": (None,),
+}
+
+
+def reward_contradictions(settings: Settings) -> Iterator[str]:
+    """Why rewards cannot be processed as stated."""
+    reward = settings.reward
+    if reward.grouping == "stride" and not reward.n_samples_per_prompt:
+        yield "reward.grouping is 'stride' and reward.n_samples_per_prompt is not stated"
+    if reward.divisor == "baseline" and reward.baseline == "none":
+        yield "reward.divisor is 'baseline' and reward.baseline is 'none'"
+    if reward.ddof not in (0, 1):
+        yield f"reward.ddof is {reward.ddof}; v2 recomputes 0 or 1"
+    if reward.epsilon < 0:
+        yield f"reward.epsilon is {reward.epsilon:g}, expected 0 or more"
+    for name in ("scale_from", "scale_to", "clip_before", "clip_after"):
+        bounds = getattr(reward, name)
+        if bounds is not None and (bounds[0] == bounds[1] or not _is_range(name, bounds)):
+            yield f"reward.{name} is {bounds}, expected a lower and a higher bound"
+    if (reward.scale_from is None) != (reward.scale_to is None):
+        yield "of reward.scale_from and reward.scale_to only one is stated"
+    if reward.overlong_max_length is not None and not reward.overlong_buffer:
+        yield "reward.overlong_max_length is stated and reward.overlong_buffer is 0"
+    yield from _of_rules(settings)
+
+
+def _of_rules(settings: Settings) -> Iterator[str]:
+    reward = settings.reward
+    if reward.unit == "step" and reward.grouping != "group":
+        yield f"reward.unit is 'step' and reward.grouping is {reward.grouping!r}"
+    if reward.baseline == "greedy" and reward.grouping == "none":
+        yield "reward.baseline is 'greedy' and reward.grouping is 'none'"
+    if reward.rule != "normalise":
+        yield from _beside(settings, f"reward.rule is {reward.rule!r}", _WITH_RULES)
+    if reward.combination == "normalise-then-sum":
+        if len(reward.weights) < 2:
+            yield (
+                f"reward.combination is 'normalise-then-sum' and reward.weights has "
+                f"{len(reward.weights)} components, expected two or more"
+            )
+        yield from _beside(settings, "reward.combination is 'normalise-then-sum'", _WITH_PARTS)
+    if reward.batch_epsilon is not None and reward.batch_epsilon < 0:
+        yield f"reward.batch_epsilon is {reward.batch_epsilon:g}, expected 0 or more"
+
+
+def _beside(
+    settings: Settings, what: str, allowed: Mapping[str, tuple[object, ...]]
+) -> Iterator[str]:
+    """Reward settings that say something else than a rule has of its own."""
+    for name, values in allowed.items():
+        found = getattr(settings.reward, name)
+        if found not in values:
+            expected = " or ".join("none" if one is None else repr(one) for one in values)
+            yield f"{what} and reward.{name} is {found!r}, expected {expected}"
+
+
+def advantage_contradictions(settings: Settings) -> Iterator[str]:
+    """Why advantages cannot be estimated as stated."""
+    advantage = settings.advantage
+    if advantage.kl_in_reward and advantage.estimator == "grpo":
+        yield (
+            "advantage.kl_in_reward is true and advantage.estimator is 'grpo', which has no token "
+            "rewards"
+        )
+    found = advantage.estimator
+    if (found == "otb" or advantage.opd_coef) and settings.kl.policy_source not in LOG_PROB_SOURCES:
+        known = ", ".join(map(repr, LOG_PROB_SOURCES))
+        yield f"kl.policy_source is {settings.kl.policy_source!r}; v2 recomputes {known}"
+    if advantage.kl_in_reward and found == "opd":
+        yield "advantage.kl_in_reward is true and advantage.estimator is 'opd'"
+    if found == "opd" and not advantage.opd_coef:
+        yield "advantage.estimator is 'opd' and advantage.opd_coef is 0"
+    if found in _OF_PLAIN_RETURNS and advantage.gamma != 1:
+        yield f"advantage.estimator is {found!r} and advantage.gamma is {advantage.gamma:g}"
+    if found in _OF_PLAIN_RETURNS and advantage.masking not in ("through", "multiply"):
+        yield f"advantage.estimator is {found!r} and advantage.masking is {advantage.masking!r}"
+    if advantage.reward_source == "token" and found in ("reinforce++-baseline", "opd"):
+        yield f"advantage.reward_source is 'token' and advantage.estimator is {found!r}"
+    if advantage.estimator == "gae" and advantage.masking == "reset":
+        yield "advantage.masking is 'reset' and advantage.estimator is 'gae', which has no resets"
+    if advantage.lam_alpha is not None and advantage.lam_alpha <= 0:
+        yield f"advantage.lam_alpha is {advantage.lam_alpha:g}, expected more than 0"
+    if advantage.whiten != "none" and advantage.whiten_ddof not in (0, 1):
+        yield f"advantage.whiten_ddof is {advantage.whiten_ddof}; v2 recomputes 0 or 1"
+    if advantage.kl_in_reward and settings.kl.coef == 0:
+        yield "advantage.kl_in_reward is true and kl.coef is 0"
+
+
+def _is_range(name: str, bounds: tuple[float, float]) -> bool:
+    """Whether an interval can be clipped to or, of a scale, mapped."""
+    inside = bounds[0] < float("inf") and bounds[1] > float("-inf")
+    return inside and (not name.startswith("scale") or all(abs(one) < 1e38 for one in bounds))
+
+
+def takes_whole(stage: str, settings: Settings) -> bool:
+    """Whether samples of other groups enter the result of one."""
+    reward, advantage = settings.reward, settings.advantage
+    if stage == "reward.post_process":
+        by_batch = reward.grouping not in ("group", "none") or reward.std_grouping == "batch"
+        by_batch |= reward.combination == "normalise-then-sum" or reward.rule == "gpg"
+        return by_batch or reward.unit != "sample"
+    if stage == "advantage.estimate":
+        return advantage.whiten not in ("none", "sample") or advantage.estimator == "otb"
+    return False
+
+
+def reward_needs(settings: Settings, columns: Collection[str]) -> Needs:
+    """What reward.post_process reads and writes."""
+    reward = settings.reward
+    reads = ["reward_components" if reward.weights else "raw_reward"]
+    if reward.grouping == "group" or counts_groups(settings):
+        reads.append("group_id")
+    asked = (
+        ("consumer_batch_id", reward.grouping == "consumer-batch"),
+        ("truncated", reward.stop_properly_coef is not None),
+        ("trajectory_id", reward.unit != "sample"),
+        ("fragment_index", reward.unit == "step"),
+        ("greedy_reward", reward.baseline == "greedy"),
+    )
+    return (*reads, *(name for name, on in asked if on)), ("reward",)
+
+
+def counts_groups(settings: Settings) -> bool:
+    """Whether the members of groups are counted that are not those that are normalised over."""
+    reward = settings.reward
+    by_batch = reward.grouping in ("batch", "consumer-batch")
+    return by_batch and reward.n_samples_per_prompt is not None
+
+
+def raw_needs(settings: Settings, columns: Collection[str]) -> Needs:
+    """What reward.raw reads and writes."""
+    reward = settings.reward
+    if not reward.weights:
+        return ("raw_reward",), ()
+    # What the components are summed up to is held against them, where it is recorded.
+    summed = reward.combination == "sum-then-normalise" and "raw_reward" in columns
+    return ("reward_components", *(("raw_reward",) if summed else ())), ()
+
+
+def advantage_needs(settings: Settings, columns: Collection[str]) -> Needs:
+    """What advantage.estimate reads and writes."""
+    advantage = settings.advantage
+    estimator, policy = advantage.estimator, LOG_PROB_SOURCES.get(settings.kl.policy_source, "")
+    by_group = estimator == "otb" or advantage.whiten == "group"
+    asked = (
+        ("reward", advantage.reward_source == "sample" and estimator != "opd"),
+        ("token_rewards", advantage.reward_source == "token"),
+        ("kl", advantage.kl_in_reward),
+        (critic_column(columns), estimator == "gae"),
+        ("greedy_reward", estimator == "remax"),
+        ("sum_pi_squared", estimator == "otb"),
+        ("group_id", by_group),
+        (policy, estimator == "otb" or advantage.opd_coef != 0),
+        ("teacher_log_probs", advantage.opd_coef != 0),
+        ("message_faults", bool(message_faults(settings))),
+    )
+    reads = tuple(name for name, on in asked if on)
+    return reads, ("advantages", *(("returns",) if "returns" in columns else ()))
+
+
+def message_faults(settings: Settings) -> dict[int, float]:
+    """The advantages that tokens of faulty messages get, by the number of the fault."""
+    given = (settings.advantage.invalid_tool_call, settings.advantage.malformed_thinking)
+    return {kind: one for kind, one in enumerate(given, 1) if one is not None}
+
+
+def critic_column(columns: Collection[str]) -> str:
+    """The critic's values before the update: what GAE was made of."""
+    return "old_values" if "old_values" in columns else "values"

@@ -1,0 +1,120 @@
+"""The stage reward.raw of a block: raw rewards, and the components that they are made of."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from trajreplay.schema.errors import StageError
+from trajreplay.schema.policy import Tolerance
+from trajreplay.stages.block import Block
+from trajreplay.stages.compare import EXAMPLES, Look, compare_elements
+from trajreplay.stages.compose import evaluation_slack, summed_components
+from trajreplay.stages.kernels import half_ulp
+from trajreplay.stages.outputs import echoed_looks
+from trajreplay.stages.scoring import compare_scores
+
+STAGE = "reward.raw"
+COMPONENTS = "reward_components"
+_EXACT = Tolerance(0.0, 0.0)
+
+
+def replay_reward_raw(block: Block) -> None:
+    """Hold raw rewards against what was recorded beside them, and against a reward function."""
+    reads = block.cohorts[0].abilities[STAGE].reads
+    bounds = list(pairwise(block.packed.sample_bounds))
+    looks = [Look() for _ in bounds]
+    # Where missing rewards are part of the arithmetic, one that is NaN is no fault.
+    excluded = block.settings.reward.missing == "exclude"
+    if "raw_reward" in reads:
+        looks = echoed_looks(block, STAGE, "raw_reward", ("raw_reward", "raw_rewards"), _EXACT)
+        scored = compare_scores(block)
+        if scored is not None:
+            looks = _merged(looks, scored)
+        if excluded:
+            raw = block.packed.scalars("raw_reward")
+            looks = _merged(looks, _odd_rewards(block, "raw_reward", raw, raw.isinf()))
+    if COMPONENTS in reads:
+        looks = _merged(looks, _odd_components(block, excluded=excluded))
+        if "raw_reward" in reads:
+            looks = _merged(looks, _sums(block, excluded=excluded))
+    for look, (start, stop) in zip(looks, bounds, strict=True):
+        look.compared += stop - start
+    inputs = () if excluded or "raw_reward" not in reads else ("raw_reward",)
+    block.record(STAGE, looks, inputs=inputs, noun="samples")
+    for cohort in block.cohorts:
+        result = cohort.report.stages[-1]
+        if cohort.unscored and result.verdict != "diverged":
+            result.verdict, result.message = "unverified", cohort.unscored
+
+
+def components(block: Block) -> Tensor:
+    """(S, K) float64. The recorded components, in the order of the weights' names.
+
+    Raises:
+        StageError: A sample has more or fewer than there are weights.
+    """
+    values, count = block.column(COMPONENTS), len(block.settings.reward.weights)
+    samples = len(block.packed.lengths)
+    if len(values) != samples * count:
+        raise StageError(
+            f"{COMPONENTS} holds {len(values)} values of {samples} samples, expected {count} of "
+            "each, one for each of reward.weights",
+            hint="Weigh every component that was captured, under its own name.",
+        )
+    return values.reshape(samples, count)
+
+
+def _merged(looks: list[Look], others: list[Look]) -> list[Look]:
+    return [look.merged(one) for look, one in zip(looks, others, strict=True)]
+
+
+def _odd_components(block: Block, *, excluded: bool) -> list[Look]:
+    """Components that are infinite, or missing where that is no part of the arithmetic."""
+    values, looks = components(block), [Look() for _ in block.cohorts]
+    odd = values.isinf() if excluded else ~values.isfinite()
+    for index, name in enumerate(block.settings.reward.weights):
+        mine = _odd_rewards(block, f"{COMPONENTS}.{name}", values[:, index], odd[:, index])
+        looks = _merged(looks, mine)
+    return looks
+
+
+def _odd_rewards(block: Block, field: str, values: Tensor, odd: Tensor) -> list[Look]:
+    """Values of samples that are wrong as they are."""
+    looks = []
+    for start, stop in pairwise(block.packed.sample_bounds):
+        places = (odd[start:stop].nonzero().squeeze(1) + start).tolist()
+        examples = [
+            block.sample_divergence(field, one, float(values[one]), torch.nan)
+            for one in places[:EXAMPLES]
+        ]
+        looks.append(Look(0, len(places), 0, torch.nan if places else 0.0, examples))
+    return looks
+
+
+def _sums(block: Block, *, excluded: bool) -> list[Look]:
+    """Raw rewards that are not the weighted sum of their components."""
+    settings, values = block.settings.reward, components(block)
+    recorded, total = block.packed.scalars("raw_reward"), summed_components(settings, values)
+    if excluded:  # a sample of which nothing is known has no reward
+        unknown = values.isnan().all(1) & recorded.isnan()
+        recorded, total = recorded.masked_fill(unknown, 0.0), total.masked_fill(unknown, 0.0)
+
+    def slack(samples: Tensor) -> Tensor:
+        rounded = summed_components(settings, values.float()).nan_to_num()
+        rounding = half_ulp(total, block.dtypes.get("raw_reward", "float32"))
+        return (rounding + evaluation_slack(total, rounded))[samples]
+
+    looks = compare_elements(
+        recorded,
+        total,
+        block.packed.sample_bounds,
+        block.tolerance(STAGE, "raw_reward"),
+        slack=slack,
+        describe=lambda one, old, new: block.sample_divergence("raw_reward", one, old, new),
+    ).looks
+    for look in looks:
+        look.compared = 0  # the stage counts its samples itself
+    return looks

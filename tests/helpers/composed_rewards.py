@@ -1,0 +1,130 @@
+"""The rewards of the trainer for every setting: plain loops over samples and components."""
+
+import math
+
+from tests.helpers.composed_corrections import clamped, float32
+from tests.helpers.composed_losses import LossTrainer
+from tests.helpers.reference_advantages import (
+    decoupled_rewards,
+    gpg_rewards,
+    normalise_rewards,
+    pass_at_k_rewards,
+    summed_rewards,
+)
+from tests.helpers.trainer import Sample
+
+
+class RewardTrainer(LossTrainer):
+    """Scores its samples as its settings say; arguments as of `LossTrainer`."""
+
+    def score(self) -> None:
+        """Give every sample its processed reward, and one of components its raw one."""
+        settings = self.settings.reward
+        rewards = self._normalised() if self._by_parts else self._scored(self._raw())
+        for one, reward in zip(self.samples, rewards, strict=True):
+            one.reward = float(float32([clamped(reward, settings.clip_after)])[0])
+
+    @property
+    def _by_parts(self) -> bool:
+        return self.settings.reward.combination == "normalise-then-sum"
+
+    @property
+    def _parts(self) -> list[list[float]]:
+        names = sorted(self.settings.reward.weights)
+        return [
+            [(one.components or {}).get(name, math.nan) for name in names] for one in self.samples
+        ]
+
+    @property
+    def _given_weights(self) -> list[float]:
+        weights = self.settings.reward.weights
+        return [weights[name] for name in sorted(weights)]
+
+    def _raw(self) -> list[float]:
+        settings = self.settings.reward
+        if settings.weights:
+            sums = summed_rewards(self._parts, self._given_weights, missing=settings.missing)
+            for one, total in zip(self.samples, sums, strict=True):
+                one.raw_reward = float(float32([total])[0])
+        raw = [clamped(self._shaped(one), settings.clip_before) for one in self.samples]
+        if settings.unit != "step":
+            return raw
+        returns = []
+        for one in self.samples:
+            place, total = int(one.fragment_index or 0), 0.0
+            for other, reward in zip(self.samples, raw, strict=True):
+                ahead = int(other.fragment_index or 0) - place
+                if other.trajectory_id == one.trajectory_id and ahead >= 0:
+                    total += settings.step_gamma**ahead * reward
+            returns.append(total)
+        return returns
+
+    def _scored(self, raw: list[float]) -> list[float]:
+        settings = self.settings.reward
+        if settings.grouping == "none":
+            return raw
+        groups, batch = self.groups(), [0] * len(raw)
+        if settings.rule == "gpg":
+            return gpg_rewards(raw, groups, batch, 1.0)
+        if settings.rule == "pass@k":
+            return pass_at_k_rewards(
+                raw, groups, divide_by_std=settings.divide_by_std, epsilon=settings.epsilon
+            )
+        return normalise_rewards(
+            raw,
+            groups,
+            baseline=settings.baseline,
+            divisor=settings.divisor if settings.divide_by_std else "none",
+            divisor_index=batch if settings.std_grouping == "batch" else None,
+            ddof=settings.ddof,
+            epsilon=settings.epsilon,
+            epsilon_place=settings.epsilon_place,
+            lone=settings.lone,
+            missing=settings.missing,
+            lengths=[one.length for one in self.samples],
+            greedy_rewards=[one.greedy_reward or 0.0 for one in self.samples],
+        )
+
+    def _normalised(self) -> list[float]:
+        settings = self.settings.reward
+        return decoupled_rewards(
+            self._parts,
+            self._given_weights,
+            self.groups(),
+            batch_index=[0] * len(self.samples),
+            batch_epsilon=settings.batch_epsilon,
+            missing=settings.missing,
+            baseline=settings.baseline,
+            divisor=settings.divisor if settings.divide_by_std else "none",
+            epsilon=settings.epsilon,
+        )
+
+    def _shaped(self, sample: Sample) -> float:
+        settings, reward = self.settings.reward, sample.raw_reward
+        if settings.overlong_max_length is not None:
+            start = settings.overlong_max_length - settings.overlong_buffer
+            over = sample.length - start
+            if settings.overlong_floored:
+                over = min(over, settings.overlong_buffer)
+            reward += min(-over / settings.overlong_buffer * settings.overlong_penalty, 0.0)
+        return reward
+
+    def groups(self) -> list[int]:
+        """The group that each sample is scored in."""
+        settings = self.settings.reward
+        if settings.grouping == "batch":
+            return [0] * len(self.samples)
+        if settings.grouping == "stride":
+            places = [row for own in self.shares.values() for row in range(len(own))]
+            size = settings.n_samples_per_prompt or 1
+            keys = [(rank, row // size) for rank, row in zip(self.ranks, places, strict=True)]
+        else:
+            steps = [int(one.fragment_index or 0) for one in self.samples]
+            if settings.unit != "step":
+                steps = [0] * len(steps)
+            keys = list(zip(steps, self.prompts(), strict=True))
+        return [sorted(set(keys)).index(one) for one in keys]
+
+    def prompts(self) -> list[int]:
+        """The prompt of each sample."""
+        return [int(str(one.group).removeprefix("g-")) for one in self.samples]
