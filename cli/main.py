@@ -36,6 +36,11 @@ VERBS = {
         "trajreplay.cli.replay",
         "Recompute every stage from reward to loss and name the first one that differs.",
     ),
+    "preflight": (
+        "trajreplay.cli.preflight",
+        "Refuse a configuration that parses but cannot work or does nothing.",
+    ),
+    "rules": ("trajreplay.cli.preflight", "List the rules that preflight checks."),
     "routes": (
         "trajreplay.cli.routes",
         "Check router-replay (R3) traces under a stated transport contract.",

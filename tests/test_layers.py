@@ -43,6 +43,8 @@ RULES = {
     "schema/bundles": Rule("schema", "pyarrow numpy blake3 obstore", "", "torch"),
     "writer": Rule("schema", "pyarrow numpy", "", "torch"),
     "query": Rule("schema schema/bundles", "duckdb pyarrow polars"),
+    # Configurations of trainers are read without a lake.
+    "query/preflight": Rule("schema", "pyarrow yaml"),
     "stages/kernels": Rule("schema", "torch"),
     # numpy is the way of a buffer from Arrow to torch without a copy.
     "stages": Rule("schema query stages/kernels", "torch pyarrow numpy"),

@@ -1,0 +1,180 @@
+"""A configuration held against the rules of its framework."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from trajreplay.query.preflight.expressions import Undecided, look_up
+from trajreplay.query.preflight.rules import Rule, RuleSet, Severity, built_in
+from trajreplay.schema.errors import QueryError
+
+PREFLIGHT_FINDINGS = pa.schema(
+    [
+        pa.field("severity", pa.string(), nullable=False),
+        pa.field("rule", pa.string(), nullable=False),
+        pa.field("path", pa.string(), nullable=False),
+        pa.field("value", pa.string(), nullable=False),
+        pa.field("why", pa.string(), nullable=False),
+        pa.field("instead", pa.string(), nullable=False),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class PreflightFinding:
+    """A rule that a configuration breaks.
+
+    Args:
+        rule: The rule.
+        value: What is at its path, with the framework's default where nothing is written.
+    """
+
+    rule: Rule
+    value: Any
+
+    @property
+    def severity(self) -> Severity:
+        """`error` or `warning`."""
+        return self.rule.severity
+
+
+@dataclass(frozen=True)
+class PreflightReport:
+    """The outcome.
+
+    Args:
+        framework: Whose rules.
+        version: Of the framework, where stated.
+        checked: Rules that were decided.
+        findings: Those that are broken, errors first.
+        undecided: Names of rules that facts or a version would decide, and which.
+    """
+
+    framework: str
+    version: str | None
+    checked: int
+    findings: tuple[PreflightFinding, ...]
+    undecided: dict[str, tuple[str, ...]]
+
+    @property
+    def ok(self) -> bool:
+        """Whether no error was found."""
+        return not any(one.severity == "error" for one in self.findings)
+
+    def arrow(self) -> pa.Table:
+        """The findings as a table."""
+        rows = [
+            {
+                "severity": one.severity,
+                "rule": one.rule.name,
+                "path": one.rule.path,
+                "value": shown(one.value),
+                "why": one.rule.why,
+                "instead": one.rule.instead,
+            }
+            for one in self.findings
+        ]
+        return pa.Table.from_pylist(rows, schema=PREFLIGHT_FINDINGS)
+
+
+def preflight(
+    config: Mapping[str, Any],
+    framework: str,
+    *,
+    version: str | None = None,
+    facts: Mapping[str, Any] | None = None,
+    more: Sequence[RuleSet] = (),
+) -> PreflightReport:
+    """Check a configuration before anything starts.
+
+    Args:
+        config: The resolved configuration, from `load_config`.
+        framework: Whose it is.
+        version: Of the framework; rules for some versions stay undecided without it.
+        facts: What no configuration says, such as `dataset_size`.
+        more: Rules of users; those of other frameworks are left out.
+
+    Raises:
+        QueryError: There are no rules for the framework, a fact or its value is none that they
+            know, or a user's rule has the name of another.
+
+    >>> report = preflight({"num_generations": 1}, "trl")
+    >>> [(one.rule.name, one.value) for one in report.findings]
+    [('trl/group-of-one', 1)]
+    """
+    own = built_in(framework)
+    sets = [own, *(one for one in more if one.framework == framework)]
+    _check_facts(facts or {}, sets)
+    tree = _with_defaults(config, {key: one for of in sets for key, one in of.defaults.items()})
+    found: list[PreflightFinding] = []
+    undecided: dict[str, tuple[str, ...]] = {}
+    checked = 0
+    names: set[str] = set()
+    for rule in (rule for of in sets for rule in of.rules):
+        if rule.name in names:
+            raise QueryError(f"rule {rule.name} is there twice: give yours another name")
+        names.add(rule.name)
+        applies = rule.holds_for(version)
+        if applies is False:
+            continue
+        value = rule.condition.value(tree, facts or {})
+        if isinstance(value, Undecided):
+            if value.facts:
+                undecided[rule.name] = tuple(sorted(value.facts))
+            continue
+        if value and applies is None:
+            undecided[rule.name] = ("version",)
+            continue
+        checked += 1
+        if value:
+            found.append(PreflightFinding(rule, look_up(tree, rule.path)))
+    found.sort(key=lambda one: one.severity != "error")
+    return PreflightReport(framework, version, checked, tuple(found), undecided)
+
+
+def _check_facts(facts: Mapping[str, Any], sets: Sequence[RuleSet]) -> None:
+    known = {name: one for of in sets for name, one in of.facts.items()}
+    for name, value in facts.items():
+        if name not in known:
+            raise QueryError(
+                f"no rule of {sets[0].framework} asks for {name}, expected one of "
+                f"{', '.join(known) or 'none'}"
+            )
+        allowed = known[name]
+        if isinstance(allowed, list) and value not in allowed:
+            raise QueryError(f"fact {name} is {value!r}, expected one of {', '.join(allowed)}")
+
+
+def shown(value: Any) -> str:
+    """A value as a configuration writes it."""
+    if value is None:
+        return "not set"
+    if isinstance(value, Undecided):
+        return "not known"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return "a section"
+    return str(value)
+
+
+def _with_defaults(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = _copied(config)
+    for path, value in defaults.items():
+        *names, last = path.split(".")
+        inner: Any = tree
+        for name in names:
+            inner = inner.setdefault(name, {}) if isinstance(inner, dict) else None
+        if isinstance(inner, dict):
+            inner.setdefault(last, value)
+    return tree
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copied(one) for key, one in value.items()}
+    return value

@@ -1,0 +1,81 @@
+"""`trajreplay preflight` and `trajreplay rules`: findings, exit codes, what is not decided."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.cli import run
+from trajreplay.cli.preflight import FRAMEWORK_NAMES
+from trajreplay.query.preflight import FRAMEWORKS, built_in
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "grpo.yaml"
+    path.write_text("num_generations: 8\nloss_type: cispo\nepsilon_high: 0.28\n")
+    return path
+
+
+def test_a_finding_has_path_value_why_and_what_to_write_instead(config: Path) -> None:
+    outcome = run("preflight", config, "--framework", "trl", "num_generations=1")
+    assert outcome.code == 1
+    lines = outcome.out.splitlines()
+    assert lines[0] == "error trl/group-of-one: num_generations is 1"
+    assert lines[1].startswith("  why: The advantage is the distance from the mean")
+    assert lines[2] == "  instead: 2 or more"
+    assert lines[3] == "error trl/cispo-bound: epsilon_high is 0.28"
+    assert lines[-1].startswith("refused: ")
+
+
+def test_warnings_refuse_nothing(config: Path) -> None:
+    outcome = run("preflight", config, "--framework", "trl", "loss_type=grpo", "epsilon=0.3")
+    assert outcome.code == 0
+    assert outcome.out.startswith("warning trl/clip-order: epsilon_high is 0.28\n")
+    assert "1 warning" in outcome.out.splitlines()[-1]
+
+
+def test_what_is_not_decided_is_said_on_stderr_and_facts_decide_it(config: Path) -> None:
+    fixed = ("epsilon_high=5.0",)
+    outcome = run("preflight", config, "--framework", "trl@1.16", *fixed)
+    assert outcome.code == 0
+    assert "not decided without --fact processes=...: trl/batch-of-groups" in outcome.err
+    facts = ("--fact", "processes=1", "--fact", "dataset_size=9000")
+    outcome = run("preflight", config, "--framework", "trl@1.16", *fixed, *facts)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out == "ok: 6 rules of trl 1.16: nothing found\n"
+
+
+def test_rules_of_users_count(config: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text(
+        'framework = "trl"\nversion = 1\n[[rule]]\nname = "house"\nwhen = "beta > 0"\n'
+        'path = "beta"\nwhy = "Ours."\ninstead = "0"\n'
+    )
+    chosen = ("--framework", "trl", "--rules", own, "--format", "json")
+    rows = json.loads(run("preflight", config, *chosen, "beta=1").out)
+    assert [row["rule"] for row in rows] == ["trl/cispo-bound", "trl/house"]
+    listed = json.loads(run("rules", "--framework", "trl", "--rules", own, "--format", "json").out)
+    assert listed[-1]["rule"] == "trl/house"
+
+
+def test_all_rules_are_listed() -> None:
+    listed = json.loads(run("rules", "--format", "json").out)
+    assert len(listed) == sum(len(built_in(one).rules) for one in FRAMEWORKS)
+    assert FRAMEWORK_NAMES == FRAMEWORKS
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--framework", "trlx"),
+        ("--framework", "trl", "--fact", "nothing"),
+        ("--framework", "trl", "--fact", "nothing=1"),
+        ("--framework", "trl", "num_generations"),
+        (),
+    ],
+)
+def test_a_wrong_command_line_is_a_usage_error(config: Path, args: tuple[str, ...]) -> None:
+    outcome = run("preflight", config, *args)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err
