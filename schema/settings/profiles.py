@@ -64,7 +64,7 @@ _ALL = (
         "1",
         "Dual clip at 3 is on; a lone sample keeps its reward; a mean over all tokens.",
         Settings(
-            reward=RewardSettings(lone="keep"),
+            reward=RewardSettings(lone="keep", baseline_counts="trained"),
             kl=KlSettings(value_clamp=None),
             loss=LossSettings(
                 aggregation="token-mean",

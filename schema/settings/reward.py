@@ -34,6 +34,8 @@ class RewardSettings:
         baseline: Subtracted from the reward: `mean`, `leave-one-out` (of the other members),
             `length-weighted` (by response tokens), `greedy` (the reward of the greedy response) or
             `none`.
+        baseline_counts: Which tokens a length-weighted baseline is weighted by: of the whole
+            `response`, or the `trained` ones alone (verl).
         divide_by_std: Whether the centred reward is divided by a standard deviation.
         std_grouping: Which samples that deviation is of: `same` as the baseline, or `batch`.
         divisor: That deviation: `std`; `std-around-baseline`; `leave-one-out-std`, of the other
@@ -69,6 +71,7 @@ class RewardSettings:
     batch_epsilon: float | None = number(None)
     rule: str = name("normalise", "gpg", "pass@k")
     baseline: str = name("mean", "none", "leave-one-out", "length-weighted", "greedy")
+    baseline_counts: str = name("response", "trained")
     divide_by_std: bool = flag(True)
     std_grouping: str = name("same", "batch")
     divisor: str = name("std", "std-around-baseline", "leave-one-out-std", "baseline")

@@ -111,7 +111,7 @@ def _scored(settings: RewardSettings, rewards: Tensor, given: RewardInputs) -> T
         epsilon_place=settings.epsilon_place,
         lone=settings.lone,
         missing=settings.missing,
-        lengths=given.lengths,
+        lengths=given.lengths if settings.baseline_counts == "response" else given.trained,
         greedy_rewards=given.greedy,
     )
 

@@ -81,7 +81,10 @@ class RewardTrainer(LossTrainer):
             epsilon_place=settings.epsilon_place,
             lone=settings.lone,
             missing=settings.missing,
-            lengths=[one.length for one in self.samples],
+            lengths=[
+                one.length if settings.baseline_counts == "response" else sum(one.mask)
+                for one in self.samples
+            ],
             greedy_rewards=[one.greedy_reward or 0.0 for one in self.samples],
         )
 

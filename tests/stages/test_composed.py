@@ -63,6 +63,10 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "leave-one-out twice": ({**LEAVE_ONE_OUT, "reward.divisor": "leave-one-out-std"}, REWARD),
     "around the baseline": ({**LEAVE_ONE_OUT, "reward.divisor": "std-around-baseline"}, REWARD),
     "length-weighted": ({"reward.baseline": "length-weighted"}, REWARD),
+    "weighted by trained tokens": (
+        {"reward.baseline": "length-weighted", "reward.baseline_counts": "trained"},
+        REWARD,
+    ),
     "batch": ({"reward.grouping": "batch", "reward.n_samples_per_prompt": None}, REWARD),
     "stride": ({"reward.grouping": "stride", "reward.n_samples_per_prompt": 2}, REWARD),
     "std of the batch": ({"reward.std_grouping": "batch"}, REWARD),
