@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from trajreplay.schema.errors import StageError
+from trajreplay.schema.policy import Tolerance
 from trajreplay.schema.settings import LOSS_TERMS, Settings, with_changes
 from trajreplay.stages.advantages import compare_estimates, compare_kl, estimated
 from trajreplay.stages.block import Block
@@ -18,10 +19,12 @@ from trajreplay.stages.capability import ability
 from trajreplay.stages.compare import Compared, compare_scalar
 from trajreplay.stages.losses import sample_scalars, summed_scalars
 from trajreplay.stages.outputs import is_stated, recorded_outputs
-from trajreplay.stages.report import CohortReport
+from trajreplay.stages.report import CohortReport, Divergence
 from trajreplay.stages.rewards import Processed, raw_rewards
 from trajreplay.stages.sample_losses import SampleLosses
 
+# Tolerances that a scalar is off by where no bound of its rounding is asked for.
+FAR = 3e3
 # Stages whose recorded values are compared with recomputed ones.
 COMPUTED = (
     "reward.post_process",
@@ -164,7 +167,11 @@ class Values:
 
 
 def recompute(
-    block: Block, stage: str, replaced: Mapping[str, Tensor] | None = None
+    block: Block,
+    stage: str,
+    replaced: Mapping[str, Tensor] | None = None,
+    *,
+    quick: bool = False,
 ) -> list[Values]:
     """Recompute one stage of a block of one cohort, and hold what is recorded against it.
 
@@ -172,6 +179,7 @@ def recompute(
         block: One cohort, as captured or varied.
         stage: The stage.
         replaced: Columns to read instead of the recorded ones.
+        quick: Whether scalars that are far off are spared the bound of their rounding.
 
     Returns:
         The fields that were recorded.
@@ -202,7 +210,7 @@ def recompute(
             )
             for name in names
         ]
-    return _scalars(block, stage, own)
+    return _scalars(block, stage, own, quick=quick)
 
 
 def _elements(
@@ -236,7 +244,17 @@ def _same(recorded: Tensor, recomputed: Tensor) -> Tensor:
 _Row = tuple[Tensor, Tensor, Tensor, Tensor, int, list[str]]
 
 
-def _scalars(block: Block, stage: str, replaced: dict[str, Tensor]) -> list[Values]:
+def _none() -> float:
+    return 0.0
+
+
+def _is_far(found: Divergence, tolerance: Tolerance) -> bool:
+    """Whether a scalar is so far off that no rounding is behind it."""
+    limit = tolerance.atol + tolerance.rtol * abs(found.recomputed)
+    return found.abs_error > FAR * limit
+
+
+def _scalars(block: Block, stage: str, replaced: dict[str, Tensor], *, quick: bool) -> list[Values]:
     losses = SampleLosses(block, stage, replaced)
     by_field: dict[str, list[_Row]] = {}
     for one in recorded_outputs(block, 0, stage):
@@ -255,7 +273,9 @@ def _scalars(block: Block, stage: str, replaced: dict[str, Tensor]) -> list[Valu
             continue
         for scalar in summed_scalars(block, one, losses):
             found = scalar.divergence
-            look = compare_scalar(found, scalar.tolerance, scalar.slack)
+            hopeless = quick and _is_far(found, scalar.tolerance)
+            slack = _none if hopeless else scalar.slack
+            look = compare_scalar(found, scalar.tolerance, slack)
             label, _, batch = found.field.partition("[")
             place = "all ranks" if found.rank is None else f"rank {rank}"
             place += f" [{batch}" if batch else ""

@@ -36,7 +36,7 @@ class WholeCohorts:
         self._sets = selected.sets
         self._selected = selected
         self._memory_bytes = memory_bytes
-        self._sources = Sources(selected.sets, memory_bytes // 4)
+        self.sources = Sources(selected.sets, memory_bytes // 4)
         self._recipes = Recipes(stages, everything=True)
 
     def turns(self) -> Iterator[tuple[Cohort, bool]]:
@@ -55,11 +55,23 @@ class WholeCohorts:
         for task in sorted(tasks, key=lambda one: (one.turn, one.captures.cohort.order)):
             yield task.captures.cohort, task.captures.cohort in chosen
 
+    def declaring(self, cohort: Cohort, stage: str) -> list[Cohort]:
+        """The cohort if it declares that a stage can be recomputed, else its rollouts that do."""
+        found = []
+        for one in (cohort, *source_rollouts(self._sets[cohort])):
+            owners = self._sets[one].owners if one in self._sets else ()
+            contract = owners[0].contracts.get(stage) if owners else None
+            if contract is not None and contract.capability == "recompute":
+                found.append(one)
+                if one == cohort:
+                    break
+        return found
+
     def load(self, cohort: Cohort) -> LoadedCohort | CohortReport:
         """Read one; a report says why it is refused, or has nothing to recompute."""
         task = Task(self._sets[cohort])
         loaded = load_cohort(
-            self._store, task, self._sources, self._recipes, memory_bytes=self._memory_bytes
+            self._store, task, self.sources, self._recipes, memory_bytes=self._memory_bytes
         )
         if isinstance(loaded, LoadedCohort):
             loaded.drop_incomplete()

@@ -1,0 +1,6 @@
+"""Saying what is wrong: the known mistake that reproduces a divergence."""
+
+from trajreplay.stages.explain.explanation import Explanation, Hypothesis
+from trajreplay.stages.explain.run import Explained, explain
+
+__all__ = ["Explained", "Explanation", "Hypothesis", "explain"]

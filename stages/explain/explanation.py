@@ -1,0 +1,152 @@
+"""What explains a divergence: the faults that reproduce it, or the shape of what is left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from trajreplay.query import Cohort
+from trajreplay.stages.report import json_float
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One fault, or two at once, held against what was recorded.
+
+    Args:
+        faults: Ids of the faults.
+        known_as: Their names.
+        sentence: What the recorded values equal.
+        look: Settings or code to look at.
+        references: Reports.
+        settings: Settings that are others under it, by name.
+        values: How many values it was held against.
+        agree: How many it reproduces.
+        max_error: The largest error of those.
+        exact: Whether all agree within the tolerance; else some only within float32's bound.
+    """
+
+    faults: tuple[str, ...]
+    known_as: str
+    sentence: str
+    look: str
+    references: tuple[str, ...]
+    settings: dict[str, Any]
+    values: int
+    agree: int
+    max_error: float
+    exact: bool = True
+
+    @property
+    def reproduces(self) -> bool:
+        """Whether it explains every value."""
+        return self.agree == self.values
+
+    def to_json(self) -> dict[str, Any]:
+        """All facts as JSON values."""
+        return {
+            "faults": list(self.faults),
+            "known_as": self.known_as,
+            "sentence": self.sentence,
+            "look": self.look,
+            "references": list(self.references),
+            "settings": {
+                name: list(one) if isinstance(one, tuple) else one
+                for name, one in self.settings.items()
+            },
+            "values": self.values,
+            "agree": self.agree,
+            "max_error": json_float(self.max_error),
+            "exact": self.exact,
+        }
+
+
+@dataclass
+class Explanation:
+    """What is known of one diverged stage of one cohort.
+
+    Args:
+        cohort: The cohort.
+        stage: The stage.
+        noun: What its values are: samples, tokens or scalars.
+        differ: How many recorded values disagree with the settings.
+        of: How many were compared.
+        misses_by: The largest error of the settings in force.
+        hypotheses: Those that reproduce what was recorded, the most believable first; all after
+            the first cannot be told from it on this cohort.
+        nearest: Where none does: the fault that comes nearest, if one explains more than the
+            settings do.
+        residual: Where none does: the shape of the error.
+        note: What else is to be said, such as why nothing could be tried.
+    """
+
+    cohort: Cohort
+    stage: str
+    noun: str = "values"
+    differ: int = 0
+    of: int = 0
+    misses_by: float = 0.0
+    hypotheses: list[Hypothesis] = field(default_factory=list)
+    nearest: Hypothesis | None = None
+    residual: list[str] = field(default_factory=list)
+    note: str = ""
+
+    @property
+    def first(self) -> Hypothesis | None:
+        """The explanation, if there is one."""
+        return self.hypotheses[0] if self.hypotheses else None
+
+    @property
+    def text(self) -> str:
+        """The explanation in sentences."""
+        if self.first is None:
+            return self._unexplained()
+        best = self.first
+        fit = f"max error {_short(best.max_error)} on {best.agree} of {best.values} {self.noun}"
+        parts = [
+            f"{self.stage}: recorded values equal {best.sentence}",
+            f"({fit}; the settings in force miss by {_short(self.misses_by)}).",
+            f"Known as: {best.known_as}.",
+        ]
+        if not best.exact:
+            parts.append("Some agree only within the bound of float32.")
+        others = [one.sentence for one in self.hypotheses[1:]]
+        if others:
+            more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+            parts.append(f"On this cohort the same as: {'; '.join(others[:3])}{more}.")
+        parts.append(f"Look at: {best.look}. See: trajreplay faults {best.faults[0]}")
+        return " ".join(parts)
+
+    def _unexplained(self) -> str:
+        if self.note:
+            return f"{self.stage}: {self.note}"
+        differ = f"{self.differ} of {self.of} {self.noun} differ"
+        parts = [
+            f"{self.stage}: no known fault reproduces this",
+            f"({differ}, by up to {_short(self.misses_by)}).",
+        ]
+        if self.residual:
+            parts.append(f"The error is {'; '.join(self.residual)}.")
+        if self.nearest is not None:
+            near = self.nearest
+            parts.append(f"Nearest: {near.sentence}, which gives {near.agree} of {near.values}.")
+        return " ".join(parts)
+
+    def to_json(self) -> dict[str, Any]:
+        """All facts as JSON values."""
+        return {
+            **self.cohort._asdict(),
+            "stage": self.stage,
+            "text": self.text,
+            "differ": self.differ,
+            "of": self.of,
+            "misses_by": json_float(self.misses_by),
+            "hypotheses": [one.to_json() for one in self.hypotheses],
+            "nearest": None if self.nearest is None else self.nearest.to_json(),
+            "residual": self.residual,
+            "note": self.note,
+        }
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}"

@@ -1,0 +1,108 @@
+"""Explain: replay what is selected, and search what reproduces each divergence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from trajreplay.query import Catalog, Cohort, Selection, select
+from trajreplay.stages.cohort import LoadedCohort
+from trajreplay.stages.explain.explanation import Explanation
+from trajreplay.stages.explain.handoffs import explain_handoffs
+from trajreplay.stages.explain.search import explain_stage
+from trajreplay.stages.faults import catalogue
+from trajreplay.stages.judge import DEFAULT_MEMORY_BYTES
+from trajreplay.stages.plan import replay
+from trajreplay.stages.report import CohortReport, Report
+from trajreplay.stages.variants import COMPUTED
+from trajreplay.stages.whole import WholeCohorts, block_of
+
+
+@dataclass
+class Explained:
+    """A replay, and what explains its divergences.
+
+    Args:
+        report: The replay's report.
+        explanations: By cohort and stage, in report order.
+    """
+
+    report: Report
+    explanations: list[Explanation] = field(default_factory=list)
+
+    def of(self, cohort: CohortReport) -> list[Explanation]:
+        """What is known of one cohort of the report."""
+        place = _place(cohort)
+        return [one for one in self.explanations if one.cohort == place]
+
+    def to_json(self) -> dict[str, Any]:
+        """The report, and the explanations beside its cohorts."""
+        return {
+            **self.report.to_json(),
+            "explanations": [one.to_json() for one in self.explanations],
+        }
+
+
+def explain(
+    catalog: Catalog,
+    selection: Selection,
+    *,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    progress: Callable[[int, int], None] | None = None,
+    **options: Any,
+) -> Explained:
+    """Replay, and explain every stage that diverged on its own; see `Lake.explain`.
+
+    Raises:
+        QueryError: The selection is wrong or selects nothing.
+        StageError: A fault of an installed package cannot be loaded.
+    """
+    faults = catalogue()
+    report = replay(catalog, selection, memory_bytes=memory_bytes, progress=progress, **options)
+    explained = Explained(report)
+    whole = WholeCohorts(catalog, select(catalog, selection), memory_bytes=memory_bytes)
+    by_place = {_place(one): one for one in report.cohorts}
+    known: dict[str, list[str]] = {}  # by stage, what explained a cohort before
+    for place, stages in _diverged(report, whole):
+        loaded = whole.load(place)
+        for stage in stages:
+            one = Explanation(place, stage)
+            if stage == "sample":
+                if isinstance(loaded, LoadedCohort) and place.step_id is not None:
+                    explained.explanations += explain_handoffs(
+                        loaded, by_place[place], whole.sources, place, faults
+                    )
+                continue
+            if isinstance(loaded, CohortReport):
+                one.note = f"cannot be explained: {loaded.refusal or 'nothing can be recomputed'}"
+            else:
+                before = known.setdefault(stage, [])
+                explain_stage(block_of(loaded), stage, one, faults, before)
+                if one.first is not None and one.first.faults[0] not in before:
+                    before.insert(0, one.first.faults[0])
+            explained.explanations.append(one)
+    return explained
+
+
+def _diverged(report: Report, whole: WholeCohorts) -> Iterator[tuple[Cohort, list[str]]]:
+    """Cohorts and the stages of theirs that diverged, each once.
+
+    What a step shows of a rollout that was not selected is the rollout's.
+    """
+    done: set[tuple[Cohort, str]] = set()
+    for cohort in report.cohorts:
+        place = _place(cohort)
+        by_owner: dict[Cohort, list[str]] = {}
+        for result in cohort.stages:
+            if result.verdict != "diverged" or result.stage not in (*COMPUTED, "sample"):
+                continue
+            for owner in whole.declaring(place, result.stage):
+                if (owner, result.stage) not in done:
+                    done.add((owner, result.stage))
+                    by_owner.setdefault(owner, []).append(result.stage)
+        yield from by_owner.items()
+
+
+def _place(cohort: CohortReport) -> Cohort:
+    return Cohort(cohort.run_id, cohort.attempt, cohort.rollout_id, cohort.step_id)

@@ -1,0 +1,196 @@
+"""The search: every fault of a stage tried on a cohort, then pairs, ranked by fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import torch
+
+from trajreplay.schema.errors import TrajReplayError
+from trajreplay.stages.block import Block
+from trajreplay.stages.explain.explanation import Explanation, Hypothesis
+from trajreplay.stages.explain.residual import residual_shape
+from trajreplay.stages.faults import Fault, Told
+from trajreplay.stages.variants import Values, Variant, recompute, varied
+
+# Singles that are combined: the most that a search of one stage recomputes is half its square.
+PAIRED = 14
+# Errors below this part of the tolerance are noise, and do not decide between hypotheses.
+NOISE = 0.15
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a hypothesis fits: what it was, and how much of what was recorded it gives."""
+
+    told: tuple[tuple[Fault, Told], ...]
+    order: int
+    values: int
+    agree: int
+    max_error: float
+    undecided: int
+    repaired: frozenset[str]
+    moved: bool
+
+    @property
+    def reproduces(self) -> bool:
+        """Whether it gives all of it."""
+        return self.agree == self.values
+
+    @property
+    def rank(self) -> tuple[int, int, float]:
+        """Fits of lower rank are believed first: exact before bounded, then as in the catalogue."""
+        return int(self.undecided > 0), len(self.told), self.order
+
+
+def explain_stage(
+    block: Block,
+    stage: str,
+    explanation: Explanation,
+    faults: Sequence[Fault],
+    first: Sequence[str] = (),
+) -> None:
+    """Search what reproduces the recorded values of a stage.
+
+    Args:
+        block: One cohort.
+        stage: The stage.
+        explanation: Gets what is found.
+        faults: The catalogue.
+        first: Ids of faults that explained a cohort before: where they do this one, too, nothing
+            else is tried.
+    """
+    try:
+        base = recompute(varied(block, Variant(), (stage,)), stage)
+    except TrajReplayError as error:
+        explanation.note = f"cannot be explained: {error.message}"
+        return
+    _describe(explanation, base)
+    if not explanation.differ:
+        explanation.note = _agreement(block, stage)
+        return
+    mine = [(order, one) for order, one in enumerate(faults) if one.stage == stage and one.tries]
+    known = [pair for pair in mine if pair[1].id in first]
+    fits = [one for one in _singles(block, stage, known, base) if one.reproduces]
+    if not fits:
+        tried = list(_singles(block, stage, mine, base))
+        fits = [one for one in tried if one.reproduces]
+        if not fits:
+            fits = [one for one in _pairs(block, stage, tried, base) if one.reproduces]
+        if not fits:
+            nearest = max(tried, key=lambda one: (one.agree, -one.order), default=None)
+            if nearest is not None and nearest.agree > explanation.of - explanation.differ:
+                explanation.nearest = _hypothesis(nearest)
+            explanation.residual = residual_shape(block, base)
+    kept: list[Fit] = []
+    for fit in sorted(fits, key=lambda one: one.rank):
+        if fit.told[0][0].id not in {one.told[0][0].id for one in kept}:
+            kept.append(fit)
+    explanation.hypotheses = [_hypothesis(one) for one in kept]
+
+
+def _describe(explanation: Explanation, base: list[Values]) -> None:
+    nouns = {"sample": "samples", "token": "tokens", "scalar": "scalars"}
+    explanation.noun = nouns[base[0].per] if base else "values"
+    explanation.of = sum(int(one.counts.sum()) for one in base)
+    explanation.differ = sum(int((one.disagree & one.counts).sum()) for one in base)
+    explanation.misses_by = max([_largest(one, one.disagree & one.counts) for one in base] or [0.0])
+
+
+def _largest(one: Values, where: torch.Tensor) -> float:
+    error = (one.recorded - one.recomputed).abs()[where]
+    error = error[~(one.recorded[where].isnan() & one.recomputed[where].isnan())]
+    return float(error.max()) if len(error) else 0.0
+
+
+def _agreement(block: Block, stage: str) -> str:
+    """Why a stage diverged whose recorded values are right."""
+    sizes = block.settings.reward.n_samples_per_prompt
+    if stage == "reward.post_process" and sizes:
+        return f"values agree; groups are not of {sizes} members: some were lost or are not here"
+    return "values agree when the whole cohort is recomputed from its own columns"
+
+
+def _singles(
+    block: Block, stage: str, faults: Sequence[tuple[int, Fault]], base: list[Values]
+) -> Iterator[Fit]:
+    for order, fault in faults:
+        assert fault.tries is not None
+        for told in fault.tries(block):
+            fit = _fit(block, stage, ((fault, told),), order, base)
+            if fit is not None:
+                yield fit
+
+
+def _pairs(block: Block, stage: str, tried: list[Fit], base: list[Values]) -> Iterator[Fit]:
+    """Pairs of singles that repair a part, or that move the values and are settings or factors."""
+    moving = [one for one in tried if one.moved]
+    best = sorted(moving, key=lambda one: (-len(one.repaired), -one.agree, one.order))[:PAIRED]
+    plain = [one for one in moving if one.told[0][1].variant.settings and one not in best]
+    for one, other in combinations([*best, *plain[: PAIRED - 4]], 2):
+        pair = (*one.told, *other.told)
+        if pair[0][0].id == pair[1][0].id:
+            continue
+        if pair[0][1].variant.arithmetic and pair[1][1].variant.arithmetic:
+            continue
+        fit = _fit(block, stage, pair, one.order + other.order, base)
+        if fit is not None:
+            yield fit
+
+
+def _fit(
+    block: Block,
+    stage: str,
+    told: tuple[tuple[Fault, Told], ...],
+    order: int,
+    base: list[Values],
+) -> Fit | None:
+    variant = told[0][1].variant
+    for _, second in told[1:]:
+        variant = variant.with_(second.variant)
+    try:
+        found = recompute(varied(block, variant, (stage,)), stage, quick=True)
+    except (TrajReplayError, KeyError):
+        return (
+            None  # it asks for what these settings do not allow, or for a column they do not read
+        )
+    by_field = {one.field: one for one in found}
+    agree, moved, undecided = 0, False, 0
+    errors, repaired = [0.0], set[str]()
+    for one in base:
+        other = by_field.get(one.field)
+        if other is None or len(other.recorded) != len(one.recorded):
+            return None
+        agree += int((one.counts & ~other.disagree).sum())
+        undecided += other.undecided
+        moved |= not torch.equal(
+            other.recomputed.nan_to_num(nan=1e300), one.recomputed.nan_to_num(nan=1e300)
+        )
+        errors.append(_largest(other, one.counts & ~other.disagree))
+        before, after = ((each.disagree & one.counts).any() for each in (one, other))
+        if bool(before) and not bool(after):
+            repaired.add(one.field)
+    values = sum(int(one.counts.sum()) for one in base)
+    return Fit(told, order, values, agree, max(errors), undecided, frozenset(repaired), moved)
+
+
+def _hypothesis(fit: Fit) -> Hypothesis:
+    settings: dict[str, Any] = {}
+    for _, told in fit.told:
+        settings |= told.variant.settings
+    faults = [fault for fault, _ in fit.told]
+    return Hypothesis(
+        tuple(one.id for one in faults),
+        " and ".join(one.name for one in faults),
+        ", and ".join(fault.says(told.detail) for fault, told in fit.told),
+        "; ".join(one.look for one in faults),
+        tuple(dict.fromkeys(reference for one in faults for reference in one.references)),
+        settings,
+        fit.values,
+        fit.agree,
+        fit.max_error,
+        fit.undecided == 0,
+    )
