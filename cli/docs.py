@@ -133,6 +133,32 @@ def profiles() -> str:
     )
 
 
+def faults() -> str:
+    """The catalogue of known mistakes, with what each makes of a stage."""
+    from trajreplay.stages.faults import FAULTS
+
+    return table(
+        ("fault", "known as", "recorded values equal", "look at", "reports"),
+        [
+            (
+                f"`{one.id}`",
+                one.name,
+                one.says("..."),
+                one.look,
+                ", ".join(_report(link) for link in one.references),
+            )
+            for one in FAULTS
+        ],
+    )
+
+
+def _report(link: str) -> str:
+    if not link.startswith("https://github.com/"):
+        return link
+    owner, name, *_, number = link.removeprefix("https://github.com/").split("/")
+    return f"[{owner}/{name}#{number[:8]}]({link})"
+
+
 def routes() -> str:
     """The rules of router-replay traces."""
     from trajreplay.query.routes import RULES
@@ -205,6 +231,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "stages": stages,
     "settings": settings,
     "profiles": profiles,
+    "faults": faults,
     "routes": routes,
     "statistics": statistics,
     "methods": methods,

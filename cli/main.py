@@ -41,6 +41,14 @@ VERBS = {
         "Refuse a configuration that parses but cannot work or does nothing.",
     ),
     "rules": ("trajreplay.cli.preflight", "List the rules that preflight checks."),
+    "explain": (
+        "trajreplay.cli.explain",
+        "Say which known mistake reproduces what diverged.",
+    ),
+    "faults": (
+        "trajreplay.cli.faults",
+        "List the known mistakes that explain looks for, or show one.",
+    ),
     "routes": (
         "trajreplay.cli.routes",
         "Check router-replay (R3) traces under a stated transport contract.",

@@ -6,20 +6,12 @@ from typing import Any
 
 import click
 
-from trajreplay.cli.options import (
-    ATTEMPT,
-    RUN,
-    RewardName,
-    SettingChange,
-    Size,
-    StageName,
-    StepIdentity,
-    output_options,
-    several,
-)
+from trajreplay.cli.explain import write_explained
+from trajreplay.cli.options import RewardName, SettingChange, output_options
 from trajreplay.cli.output import Output
 from trajreplay.cli.progress import ProgressBar
 from trajreplay.cli.report_rows import write_report
+from trajreplay.cli.selecting import MEMORY, check_selection, selection_options
 from trajreplay.cli.source import Source, source_options
 from trajreplay.cli.verb import Verb
 from trajreplay.cli.what_if import write_what_if
@@ -35,27 +27,7 @@ from trajreplay.cli.what_if import write_what_if
     example='trajreplay replay --where "rollout_id=120"',
 )
 @source_options
-@click.option(
-    "--where",
-    metavar="SQL",
-    help="Only samples for which this boolean expression over the columns of rollouts and steps "
-    "holds. Default: all.",
-)
-@RUN
-@ATTEMPT
-@several(
-    "--rollout",
-    "rollouts",
-    click.IntRange(min=0),
-    "R",
-    "this rollout and its steps; excludes --step",
-)
-@several("--step", "steps", StepIdentity(), "R:S", "step S of rollout R; excludes --rollout")
-@several("--rank", "ranks", click.IntRange(min=0), "N", "samples captured by this rank")
-@several("--sample", "samples", str, "ID", "this sample")
-@several("--group", "groups", str, "ID", "the samples of this group")
-@several("--batch", "batches", str, "ID", "this micro-batch, such as mb-0007; needs --step")
-@several("--stage", "stages", StageName(), "STAGE", "this stage")
+@selection_options
 @click.option(
     "--closure",
     type=click.Choice(["group", "cohort"]),
@@ -93,13 +65,12 @@ from trajreplay.cli.what_if import write_what_if
     "times. Default: judge what was recorded.",
 )
 @click.option(
-    "--memory",
-    "memory_bytes",
-    type=Size(),
-    default="2GiB",
-    show_default=True,
-    help="Memory that the replay may take, in bytes or with a unit.",
+    "--explain",
+    "explained",
+    is_flag=True,
+    help="Also search the known mistakes for those that reproduce each divergence.",
 )
+@MEMORY
 @click.option(
     "--all", "everything", is_flag=True, help="Show every cohort and value. Default: the first."
 )
@@ -110,6 +81,7 @@ def replay(
     everything: bool,
     run: str | None,
     changes: tuple[tuple[str, Any], ...],
+    explained: bool,
     **selection: Any,
 ) -> None:
     """Recompute every stage from reward to loss and name the first one that differs.
@@ -117,20 +89,18 @@ def replay(
     Without a selection, of the whole lake, or of the files at PATH. Selections combine: a sample
     has to satisfy all.
     """
-    if selection["steps"] and selection["rollouts"]:
-        raise click.UsageError(
-            "--step R:S names the rollout already: give it or --rollout, not both."
-        )
-    if selection["batches"] and not selection["steps"]:
-        raise click.UsageError(
-            "--batch needs --step R:S: micro-batches are numbered anew in every step."
-        )
+    check_selection(selection)
     if changes:
         _show_what_if(source, output, dict(changes), {"run": run, **selection})
         return
+    everything = everything or output.verbose
     with source.open(output) as lake, ProgressBar("Replaying", quiet=output.quiet) as progress:
+        if explained:
+            found = lake.explain(run=run, progress=progress, **selection)
+            write_explained(found, output, everything=everything, with_report=True)
+            click.get_current_context().exit(found.report.exit_code)
         report = lake.replay(run=run, progress=progress, **selection)
-    write_report(report, output, everything=everything or output.verbose)
+    write_report(report, output, everything=everything)
     click.get_current_context().exit(report.exit_code)
 
 

@@ -44,7 +44,7 @@ class Arithmetic(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Variant:
     """A changed computation.
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from trajreplay.schema.store import Store
     from trajreplay.stages import Report, RewardFunction, WhatIf
+    from trajreplay.stages.explain import Explained
     from trajreplay.writer import CaptureBuilder
 
 
@@ -421,6 +422,67 @@ class Lake:
         )
         report.refused = refused
         return report
+
+    def explain(
+        self,
+        where: str | None = None,
+        *,
+        run: str | None = None,
+        attempt: int | None = None,
+        rollouts: Sequence[int] = (),
+        steps: Sequence[tuple[int, int]] = (),
+        ranks: Sequence[int] = (),
+        samples: Sequence[str] = (),
+        groups: Sequence[str] = (),
+        batches: Sequence[str] = (),
+        stages: Sequence[str] = (),
+        closure: Literal["group", "cohort"] = "group",
+        allow_partial: bool = False,
+        require_stages: bool = False,
+        reward: RewardFunction | str | None = None,
+        memory_bytes: int = 2 << 30,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Explained:
+        """Replay the selected cohorts, and search the known mistake behind each divergence.
+
+        Takes what `replay` takes. Each stage that diverged on its own is recomputed, over its
+        whole cohort, under every fault of the catalogue, and under pairs of them where none
+        reproduces what was recorded.
+
+        Returns:
+            The replay's report and the explanations; `.explanations[0].text`, `.to_json()`.
+
+        Raises:
+            QueryError: The selection is wrong or selects nothing.
+            StageError: A reward function, or a fault of an installed package, cannot be loaded.
+            DatasetError: The lake cannot be listed.
+        """
+        from trajreplay.query import Selection
+        from trajreplay.stages.explain import explain
+        from trajreplay.stages.plugins import as_reward
+
+        selection = Selection(
+            where=where,
+            run=run,
+            attempt=attempt,
+            rollouts=tuple(rollouts),
+            steps=tuple(steps),
+            ranks=tuple(ranks),
+            samples=tuple(samples),
+            groups=tuple(groups),
+            batches=tuple(batches),
+            stages=tuple(stages),
+            closure=closure,
+            allow_partial=allow_partial,
+        )
+        return explain(
+            self._catalog,
+            selection,
+            require_stages=require_stages,
+            reward=as_reward(reward),
+            memory_bytes=memory_bytes,
+            progress=progress,
+        )
 
     def what_if(
         self,

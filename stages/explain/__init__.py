@@ -1,6 +1,7 @@
 """Saying what is wrong: the known mistake that reproduces a divergence."""
 
+from trajreplay.stages.explain.across import Cluster, clusters
 from trajreplay.stages.explain.explanation import Explanation, Hypothesis
 from trajreplay.stages.explain.run import Explained, explain
 
-__all__ = ["Explained", "Explanation", "Hypothesis", "explain"]
+__all__ = ["Cluster", "Explained", "Explanation", "Hypothesis", "clusters", "explain"]

@@ -78,6 +78,7 @@ class Explanation:
             settings do.
         residual: Where none does: the shape of the error.
         note: What else is to be said, such as why nothing could be tried.
+        weights: The newest weight version that sampled it, where that was captured.
     """
 
     cohort: Cohort
@@ -90,6 +91,7 @@ class Explanation:
     nearest: Hypothesis | None = None
     residual: list[str] = field(default_factory=list)
     note: str = ""
+    weights: int | None = None
 
     @property
     def first(self) -> Hypothesis | None:
@@ -145,6 +147,7 @@ class Explanation:
             "nearest": None if self.nearest is None else self.nearest.to_json(),
             "residual": self.residual,
             "note": self.note,
+            "weights": self.weights,
         }
 
 

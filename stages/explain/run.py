@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import pyarrow.compute as pc
+
 from trajreplay.query import Catalog, Cohort, Selection, select
 from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.explain.explanation import Explanation
@@ -67,7 +69,7 @@ def explain(
     for place, stages in _diverged(report, whole):
         loaded = whole.load(place)
         for stage in stages:
-            one = Explanation(place, stage)
+            one = Explanation(place, stage, weights=_newest_weights(loaded))
             if stage == "sample":
                 if isinstance(loaded, LoadedCohort) and place.step_id is not None:
                     explained.explanations += explain_handoffs(
@@ -102,6 +104,13 @@ def _diverged(report: Report, whole: WholeCohorts) -> Iterator[tuple[Cohort, lis
                     done.add((owner, result.stage))
                     by_owner.setdefault(owner, []).append(result.stage)
         yield from by_owner.items()
+
+
+def _newest_weights(loaded: LoadedCohort | CohortReport) -> int | None:
+    if isinstance(loaded, CohortReport) or "weight_versions" not in loaded.table.column_names:
+        return None
+    spans = pc.list_flatten(loaded.table["weight_versions"].drop_null())
+    return pc.max(pc.struct_field(spans, "version")).as_py() if len(spans) else None
 
 
 def _place(cohort: CohortReport) -> Cohort:

@@ -18,11 +18,11 @@ from trajreplay.stages.variants import Values, Variant, recompute, varied
 
 # Singles that are combined: the most that a search of one stage recomputes is half its square.
 PAIRED = 14
-# Errors below this part of the tolerance are noise, and do not decide between hypotheses.
-NOISE = 0.15
+# Values that have to differ before pairs are tried: two mistakes at once fit a few by chance.
+EVIDENCE = 3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Fit:
     """How a hypothesis fits: what it was, and how much of what was recorded it gives."""
 
@@ -127,7 +127,9 @@ def _singles(
 
 def _pairs(block: Block, stage: str, tried: list[Fit], base: list[Values]) -> Iterator[Fit]:
     """Pairs of singles that repair a part, or that move the values and are settings or factors."""
-    moving = [one for one in tried if one.moved]
+    if sum(int((one.disagree & one.counts).sum()) for one in base) < EVIDENCE:
+        return
+    moving = [one for one in tried if one.moved and not one.told[0][0].alone]
     best = sorted(moving, key=lambda one: (-len(one.repaired), -one.agree, one.order))[:PAIRED]
     plain = [one for one in moving if one.told[0][1].variant.settings and one not in best]
     for one, other in combinations([*best, *plain[: PAIRED - 4]], 2):

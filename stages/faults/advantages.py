@@ -9,9 +9,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from trajreplay.schema.settings import PROFILES, AdvantageSettings, Settings
-from trajreplay.schema.settings.knobs import kinds
-from trajreplay.schema.settings.tree import SECTIONS
+from trajreplay.schema.settings import AdvantageSettings, Settings
 from trajreplay.stages.block import Block
 from trajreplay.stages.compose import AdvantageInputs, estimate_advantages
 from trajreplay.stages.faults.fault import (
@@ -265,13 +263,6 @@ def _forms(block: Block) -> Iterable[Told]:
     yield Told(Variant({"advantage.whiten_scale": not own.whiten_scale}), "only centred")
 
 
-def _of_profiles(block: Block) -> Iterable[Told]:
-    for one in PROFILES.values():
-        names = kinds(SECTIONS["advantage"])
-        changes = {f"advantage.{name}": getattr(one.settings.advantage, name) for name in names}
-        yield Told(Variant(changes), one.label)
-
-
 def _fault(name: str, known: str, sentence: str, look: str, tries: Tries, *ref: str) -> Fault:
     return Fault(f"advantage.{name}", known, _STAGE, sentence, look, ref, tries)
 
@@ -413,12 +404,5 @@ FAULTS = (
         "advantages rounded to {}",
         "dtype in which advantages are kept",
         _rounded,
-    ),
-    _fault(
-        "as-profile",
-        "the arithmetic of another framework",
-        "what the profile {} makes of these rewards",
-        "trajreplay profiles diff",
-        _of_profiles,
     ),
 )

@@ -7,7 +7,7 @@ from functools import cache
 from importlib.metadata import entry_points
 
 from trajreplay.schema.errors import StageError
-from trajreplay.stages.faults import advantages, handoffs, kl, losses, reductions, rewards
+from trajreplay.stages.faults import advantages, handoffs, kl, losses, profiles, reductions, rewards
 from trajreplay.stages.faults.fault import Fault
 from trajreplay.stages.plugins import find_plugin
 
@@ -19,6 +19,7 @@ FAULTS: tuple[Fault, ...] = (
     *advantages.FAULTS,
     *losses.FAULTS,
     *reductions.FAULTS,
+    *profiles.FAULTS,
 )
 
 

@@ -13,7 +13,7 @@ from trajreplay.stages.block import Block
 from trajreplay.stages.variants import Variant
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Told:
     """One way in which a fault can have happened to a cohort.
 
@@ -69,6 +69,7 @@ class Fault:
         references: Reports and papers.
         tries: The variants of a cohort that it may have been; None where something else finds it.
         hands: What it makes of a column that a step takes over, each with a detail.
+        alone: Whether it is never one of two at once, since it changes much already.
     """
 
     id: str
@@ -79,6 +80,7 @@ class Fault:
     references: tuple[str, ...] = ()
     tries: Tries | None = None
     hands: Hands | None = None
+    alone: bool = False
 
     def says(self, detail: str) -> str:
         """The sentence about one cohort."""

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from trajreplay.schema.settings import PROFILES, Settings
-from trajreplay.schema.settings.knobs import kinds
-from trajreplay.schema.settings.tree import SECTIONS
+from trajreplay.schema.settings import Settings, with_changes
 from trajreplay.stages.block import Block
 from trajreplay.stages.capability import LOG_PROB_SOURCES
-from trajreplay.stages.compose import policy_terms
+from trajreplay.stages.compose import LossInputs, policy_terms
+from trajreplay.stages.compose.corrections import rollout_weights
 from trajreplay.stages.faults.fault import (
     Fault,
     Told,
@@ -38,9 +36,14 @@ def own_terms(
     block: Block, settings: Settings, columns: Columns, mask: Tensor, offsets: Tensor
 ) -> Terms:
     """The terms that the settings give."""
-    by_batch = settings.loss.surrogate in ("m2po", "kl-cov")
-    batches = block.packed.micro_batches if by_batch else None
-    return policy_terms(settings.loss, columns, mask, offsets, batches)
+    found = policy_terms(settings.loss, _inputs(block, columns, mask, offsets))
+    kept = found.summed | ~mask  # what is masked is left out anyway, and its NaN may be looked for
+    return {name: torch.where(kept, one, 0.0) for name, one in found.terms.items()}
+
+
+def _inputs(block: Block, columns: Columns, mask: Tensor, offsets: Tensor) -> LossInputs:
+    batches = block.packed.micro_batches if held(block, "micro_batch_id") else None
+    return LossInputs(columns, mask, offsets, batches, block.packed.cohorts)
 
 
 def changed_terms(block: Block, change: Callable[[Settings, Columns, Terms], Terms]) -> Variant:
@@ -224,22 +227,15 @@ def _correction(block: Block) -> Iterable[Told]:
         yield Told(Variant(free), "the weight without bounds")
 
 
-def _weighed_with(block: Block, weights: Callable[[Columns], Tensor]) -> Variant:
-    """Log-probs as the weight reads them, the loss with its own."""
+def _weighed_with(block: Block, old: Callable[[Columns], Tensor]) -> Variant:
+    """The variant whose correction reads other log-probs as the old ones than the ratio does."""
 
     def losses(settings: Settings, columns: Columns, mask: Tensor, offsets: Tensor) -> Terms:
-        plain = replace(settings.loss, correction="none")
-        terms = policy_terms(plain, columns, mask, offsets)
-        inputs = dict(columns) | {
-            "log_probs": torch.zeros_like(columns["log_probs"]) - 1,
-            "advantages": torch.ones_like(columns["advantages"]),
-            "old_log_probs": weights(columns),
-        }
-        bare = replace(
-            settings.loss, surrogate="reinforce", ratio="one", kl_loss_coef=0.0, opsm_delta=None
-        )
-        weight = policy_terms(bare, inputs, mask, offsets)["pg_loss"]
-        return terms | {"pg_loss": terms["pg_loss"] * weight}
+        plain = with_changes(settings, {"loss.correction": "none"})
+        terms = own_terms(block, plain, columns, mask, offsets)
+        changed = {**columns, "old_log_probs": old(columns)}
+        weights = rollout_weights(settings.loss, _inputs(block, changed, mask, offsets))
+        return terms if weights is None else terms | {"pg_loss": terms["pg_loss"] * weights}
 
     return Variant(arithmetic=WrongLosses(losses))
 
@@ -297,17 +293,6 @@ def _kl_estimator(block: Block) -> Iterable[Told]:
     weighted = setting(block, "loss.kl_loss_weighted")
     word = "not weighted" if weighted else "weighted by the ratio"
     yield Told(Variant({"loss.kl_loss_weighted": not weighted}), word)
-
-
-def _of_profiles(block: Block) -> Iterable[Told]:
-    for one in PROFILES.values():
-        kept = ("use_kl_loss", "tis", "opsm", "opd", "per_token", "constant_norm", "entropy_coef")
-        changes = {
-            f"loss.{name}": getattr(one.settings.loss, name)
-            for name in kinds(SECTIONS["loss"])
-            if name not in kept
-        }
-        yield Told(Variant(changes), one.label)
 
 
 def _surrogate(block: Block) -> Iterable[Told]:
@@ -437,6 +422,22 @@ FAULTS = (
         "https://github.com/NVIDIA-NeMo/RL/pull/2269",
     ),
     fault(
+        "weight-of-current",
+        "correction weight from the current policy",
+        "the loss weighted by current against rollout log-probs",
+        "the numerator of the weight: old, not current log-probs",
+        _current_weight,
+        "K-043",
+        "https://github.com/THUDM/slime/pull/179",
+    ),
+    fault(
+        "weight-inverted",
+        "correction weight upside down",
+        "the loss weighted by rollout against old log-probs",
+        "the order of the operands: old less rollout",
+        _inverse_weight,
+    ),
+    fault(
         "inverted-ratio",
         "old and current log-probs exchanged",
         "the loss with old and current log-probs exchanged",
@@ -468,22 +469,6 @@ FAULTS = (
         _shifted,
         "K-037",
         "https://github.com/PrimeIntellect-ai/prime-rl/pull/605",
-    ),
-    fault(
-        "weight-of-current",
-        "correction weight from the current policy",
-        "the loss weighted by current against rollout log-probs",
-        "the numerator of the weight: old, not current log-probs",
-        _current_weight,
-        "K-043",
-        "https://github.com/THUDM/slime/pull/179",
-    ),
-    fault(
-        "weight-inverted",
-        "correction weight upside down",
-        "the loss weighted by rollout against old log-probs",
-        "the order of the operands: old less rollout",
-        _inverse_weight,
     ),
     fault(
         "correction",
@@ -540,12 +525,5 @@ FAULTS = (
         "the loss without the mask of off-policy samples",
         "loss.opsm_delta",
         under(loss__opsm_delta=None),
-    ),
-    fault(
-        "as-profile",
-        "the arithmetic of another framework",
-        "what the profile {} makes of these tokens",
-        "trajreplay profiles diff",
-        _of_profiles,
     ),
 )

@@ -123,8 +123,8 @@ def _factor_words(block: Block) -> dict[float, str]:
     context = max(one.parallel.context_size for one in owners)
     found: dict[float, str] = {}
     counts = {
-        "the micro-batches of a rank": len({one for _, one in cohort.micro_batches}),
-        "the micro-batches": len(cohort.micro_batches),
+        "the micro-batches of a rank": len({one for _, one in cohort.micro_batches if one}),
+        "the micro-batches": sum(one is not None for _, one in cohort.micro_batches),
         "the ranks": len({one.key.rank for one in owners}),
         "the context-parallel ranks": context,
         "the samples": sum(cohort.rows.values()),
@@ -132,7 +132,8 @@ def _factor_words(block: Block) -> dict[float, str]:
     }
     for what, count in counts.items():
         if count > 1:
-            found.setdefault(float(count), what)
+            known = found.get(float(count))
+            found[float(count)] = f"{known} or {what}" if known else what
     return found
 
 

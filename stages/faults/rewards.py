@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from trajreplay.schema.settings import PROFILES, Settings, with_changes
-from trajreplay.schema.settings.knobs import kinds
-from trajreplay.schema.settings.tree import SECTIONS
+from trajreplay.schema.settings import Settings, with_changes
 from trajreplay.stages.block import Block
 from trajreplay.stages.compose import RewardInputs, processed_rewards
 from trajreplay.stages.faults.fault import (
@@ -252,20 +250,6 @@ def _rounded(block: Block) -> Iterable[Told]:
         yield Told(Variant(columns={"raw_reward": narrow}), f"of raw rewards in {name}")
 
 
-def _of_profiles(block: Block) -> Iterable[Told]:
-    for one in PROFILES.values():
-        changes = {
-            f"reward.{name}": getattr(one.settings.reward, name)
-            for name in kinds(SECTIONS["reward"])
-            if name != "n_samples_per_prompt"
-        }
-        if changes.get("reward.grouping") == "stride" and not setting(
-            block, "reward.n_samples_per_prompt"
-        ):
-            changes["reward.grouping"] = "group"
-        yield Told(Variant(changes), one.label)
-
-
 def _exchanged_clips(block: Block) -> Iterable[Told]:
     reward = block.settings.reward
     if reward.clip_before != reward.clip_after:
@@ -353,6 +337,15 @@ FAULTS = (
         "normalisation over each semantic group",
         "reward.grouping",
         under(reward__grouping="group"),
+    ),
+    _fault(
+        "per-fragment",
+        "fan-out trajectories counted once per fragment",
+        "normalisation of every fragment instead of every trajectory once",
+        "reward.unit",
+        under(reward__unit="sample"),
+        "K-012",
+        f"{_ISSUE}THUDM/slime/pull/2381",
     ),
     _fault(
         "not-normalised",
@@ -449,15 +442,6 @@ FAULTS = (
         "normalisation with epsilon {}",
         "whether epsilon is added to the deviation or stands inside the root; reward.epsilon_place",
         each("reward.epsilon_place", ("added", "floored", "inside")),
-    ),
-    _fault(
-        "per-fragment",
-        "fan-out trajectories counted once per fragment",
-        "normalisation of every fragment instead of every trajectory once",
-        "reward.unit",
-        under(reward__unit="sample"),
-        "K-012",
-        f"{_ISSUE}THUDM/slime/pull/2381",
     ),
     _fault(
         "length-of-tool-tokens",
@@ -571,12 +555,5 @@ FAULTS = (
         "dtype in which rewards are kept",
         _rounded,
         "K-050",
-    ),
-    _fault(
-        "as-profile",
-        "the arithmetic of another framework",
-        "what the profile {} makes of these rewards",
-        "trajreplay profiles diff",
-        _of_profiles,
     ),
 )

@@ -159,6 +159,7 @@ def _k028(lake: Lake, side: str) -> CohortReport:
         reward__overlong_buffer=rule["buffer"],
         reward__overlong_penalty=rule["factor"],
         reward__overlong_counts="trained",
+        reward__overlong_floored=True,
     )
     sample = _sample(0, case["inputs"]["action_mask"], 0.5, advantages=[0.5 + penalty] * 10)
     sample.reward = 0.5 + penalty

@@ -1,0 +1,120 @@
+"""`trajreplay explain`: the known mistakes that reproduce what diverged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trajreplay.cli.options import output_options
+from trajreplay.cli.output import Output
+from trajreplay.cli.progress import ProgressBar
+from trajreplay.cli.report_text import ReportText
+from trajreplay.cli.selecting import MEMORY, check_selection, selection_options
+from trajreplay.cli.source import Source, source_options
+from trajreplay.cli.text import counted, printable
+from trajreplay.cli.verb import Verb
+
+if TYPE_CHECKING:
+    from trajreplay.stages.explain import Explained
+
+_SHOWN = 10
+
+
+@click.command(
+    cls=Verb,
+    exit_codes={
+        0: "Nothing diverged, so that there is nothing to explain.",
+        1: "A cohort diverged, explained or not.",
+        3: "None diverged, and one was refused or is unverified.",
+    },
+    example="trajreplay explain --across",
+)
+@source_options
+@selection_options
+@MEMORY
+@click.option(
+    "--across",
+    is_flag=True,
+    help="Put explanations that are one together: a line for each, with when it began and where it "
+    "shows. Default: a line for each cohort and stage.",
+)
+@click.option(
+    "--all", "everything", is_flag=True, help="Show every explanation. Default: the first ten."
+)
+@output_options
+def explain(
+    source: Source,
+    output: Output,
+    across: bool,
+    everything: bool,
+    **selection: Any,
+) -> None:
+    """Say which known mistake reproduces what diverged.
+
+    Each stage that diverged on its own is recomputed, over its whole rollout or step, under every
+    known mistake and under pairs of them; those that give what was recorded are named, the most
+    believable first. Where none does, the shape of the error is said.
+    """
+    check_selection(selection)
+    everything = everything or output.verbose
+    with source.open(output) as lake, ProgressBar("Replaying", quiet=output.quiet) as progress:
+        found = lake.explain(progress=progress, **selection)
+    write_explained(found, output, across=across, everything=everything)
+    click.get_current_context().exit(found.report.exit_code)
+
+
+def write_explained(
+    found: Explained,
+    output: Output,
+    *,
+    across: bool = False,
+    everything: bool = False,
+    with_report: bool = False,
+) -> None:
+    """Write explanations, beside the report of the replay where that is asked for."""
+    import pyarrow as pa
+
+    from trajreplay.stages.explain import clusters
+
+    rows = [one.to_json() for one in (clusters(found) if across else found.explanations)]
+    if output.format == "table":
+        text = "".join(f"{line}\n" for line in _lines(found, across, everything))
+        if with_report:
+            report = ReportText(found.report, color=output.has_color, everything=everything)
+            text = f"{report.render()}\n{text}" if found.explanations else report.render()
+        output.text(text)
+    elif output.format == "json":
+        document = found.to_json()
+        if across:
+            document["clusters"] = rows
+        output.document(document)
+    elif output.format == "ndjson":
+        output.lines(rows)
+    else:
+        flat = [
+            {name: one for name, one in row.items() if not isinstance(one, list | dict)}
+            for row in rows
+        ]
+        output.rows(pa.Table.from_pylist(flat))
+
+
+def _lines(found: Explained, across: bool, everything: bool) -> Iterator[str]:
+    from trajreplay.stages.explain import clusters
+
+    several = len({one.run_id for one in found.report.cohorts}) > 1
+    if across:
+        told = [(f"run {one.run_id}" if several else "", one.text) for one in clusters(found)]
+    else:
+        told = [
+            (str(one.cohort) if several else str(one.cohort).partition("' ")[2], one.text)
+            for one in found.explanations
+        ]
+    shown = told if everything else told[:_SHOWN]
+    for place, text in shown:
+        yield printable(f"{place}: {text}" if place else text)
+    if len(told) > len(shown):
+        yield f"and {counted(len(told) - len(shown), 'further explanation')} (--all shows them)"
+    if not told:
+        yield f"{found.report.verdict}: nothing diverged"

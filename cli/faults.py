@@ -1,0 +1,61 @@
+"""`trajreplay faults`: the catalogue of known mistakes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from trajreplay.cli.options import output_options
+from trajreplay.cli.output import Output
+from trajreplay.cli.verb import Verb
+
+
+@click.command(
+    cls=Verb,
+    exit_codes={1: "", 2: "There is no such fault.", 3: ""},
+    example="trajreplay faults loss.mask",
+)
+@click.argument(
+    "name",
+    required=False,
+    metavar="[ID]",
+    help="A fault to show in full. Default: a line for each.",
+)
+@output_options
+def faults(name: str | None, output: Output) -> None:
+    """List the known mistakes that explain looks for, or show one.
+
+    Installed packages add theirs by an entry point of the group trajreplay.faults.
+    """
+    import pyarrow as pa
+
+    if name is None:
+        output.rows(pa.Table.from_pylist(fault_rows()), cell_width=None)
+        return
+    from trajreplay.schema.errors import StageError
+    from trajreplay.stages.faults import fault_named
+
+    try:
+        one = fault_named(name)
+    except StageError as error:
+        raise click.BadParameter(f"{error.message}. {error.hint}", param_hint="'ID'") from error
+    rows = [
+        {"field": "id", "value": one.id},
+        {"field": "name", "value": one.name},
+        {"field": "stage", "value": one.stage},
+        {"field": "recorded values equal", "value": one.says("...")},
+        {"field": "look at", "value": one.look},
+        *({"field": "reference", "value": link} for link in one.references),
+    ]
+    output.rows(pa.Table.from_pylist(rows), cell_width=None)
+
+
+def fault_rows() -> list[dict[str, Any]]:
+    """Every fault with its stage and its name."""
+    from trajreplay.stages.faults import catalogue
+
+    return [
+        {"fault": one.id, "stage": one.stage, "name": one.name, "look at": one.look}
+        for one in catalogue()
+    ]

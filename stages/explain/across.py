@@ -1,0 +1,149 @@
+"""Explanations over a run: those that are one, when each began, and where it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trajreplay.query import Cohort
+from trajreplay.stages.explain.explanation import Explanation
+from trajreplay.stages.explain.run import Explained
+from trajreplay.stages.report import COMPARED, CohortReport
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Divergences of one stage of one run with one explanation.
+
+    Args:
+        run_id: The run.
+        stage: The stage.
+        faults: Ids of the faults that explain them; empty where none does.
+        sentence: What the recorded values equal, or the shape of the error, of the first cohort.
+        known_as: Their names.
+        cohorts: The cohorts, first to last.
+        judged: Cohorts of the run of which the stage was compared.
+        when: When it shows: always, once, since a rollout, an attempt, and at which ranks.
+        example: The explanation of the first cohort in full.
+    """
+
+    run_id: str
+    stage: str
+    faults: tuple[str, ...]
+    sentence: str
+    known_as: str
+    cohorts: tuple[Cohort, ...]
+    judged: int
+    when: str
+    example: str
+
+    @property
+    def text(self) -> str:
+        """The cluster in a line."""
+        what = f"equal {self.sentence}" if self.faults else self.sentence
+        named = f" Known as: {self.known_as}. See: trajreplay faults {self.faults[0]}"
+        count = f"{len(self.cohorts)} of {self.judged} cohorts"
+        return f"{self.stage}: {count}, {self.when}: {what}.{named if self.faults else ''}"
+
+    def to_json(self) -> dict[str, Any]:
+        """All facts as JSON values."""
+        facts = dict(vars(self))
+        facts["faults"] = list(self.faults)
+        facts["cohorts"] = [one._asdict() for one in self.cohorts]
+        return facts | {"text": self.text}
+
+
+def clusters(explained: Explained) -> list[Cluster]:
+    """Put explanations that are one together, by run and stage, those of most cohorts first.
+
+    Args:
+        explained: What `explain` found over several cohorts.
+    """
+    alike: dict[tuple[str, str, tuple[str, ...]], list[Explanation]] = {}
+    for one in explained.explanations:
+        faults = one.first.faults if one.first else ()
+        alike.setdefault((one.cohort.run_id, one.stage, faults), []).append(one)
+    made = [_cluster(explained, *key, found) for key, found in alike.items()]
+    return sorted(made, key=lambda one: (one.run_id, -len(one.cohorts), one.cohorts[0].order))
+
+
+def _cluster(
+    explained: Explained,
+    run_id: str,
+    stage: str,
+    faults: tuple[str, ...],
+    found: list[Explanation],
+) -> Cluster:
+    found = sorted(found, key=lambda one: one.cohort.order)
+    first = found[0]
+    diverged = {one.cohort for one in found}
+    judged = [
+        one
+        for one in explained.report.cohorts
+        if one.run_id == run_id and _is_judged(one, stage, diverged)
+    ]
+    sentence = first.note or "; ".join(["no known fault reproduces this", *first.residual])
+    return Cluster(
+        run_id,
+        stage,
+        faults,
+        first.first.sentence if first.first else sentence,
+        first.first.known_as if first.first else "",
+        tuple(dict.fromkeys(one.cohort for one in found)),
+        max(len(judged), len(diverged)),
+        _when(judged, diverged, found, stage),
+        first.text,
+    )
+
+
+def _is_judged(report: CohortReport, stage: str, diverged: set[Cohort]) -> bool:
+    """Whether a stage of this cohort's own was compared; what is folded in is its rollout's."""
+    own = [one for one in report.stages if one.stage == stage and one.verdict in COMPARED]
+    folded = any(one.message.startswith("rollout ") for one in own)
+    return _place(report) in diverged or (bool(own) and not folded)
+
+
+def _place(report: CohortReport) -> Cohort:
+    return Cohort(report.run_id, report.attempt, report.rollout_id, report.step_id)
+
+
+def _when(
+    judged: Sequence[CohortReport],
+    diverged: set[Cohort],
+    found: Sequence[Explanation],
+    stage: str,
+) -> str:
+    places = [_place(one) for one in judged]
+    hit = [place in diverged for place in places]
+    start = found[0].cohort
+    where = f"rollout {start.rollout_id}"
+    where += "" if start.step_id is None else f" step {start.step_id}"
+    if all(hit) and len(hit) > 1:
+        when = "always"
+    elif len(diverged) == 1:
+        when = f"once, at {where}"
+    elif all(hit[hit.index(True) :]) if True in hit else False:
+        restarted = start.attempt and all(
+            place.attempt < start.attempt for place in places[: hit.index(True)]
+        )
+        when = f"since the restart as attempt {start.attempt}" if restarted else f"since {where}"
+    else:
+        when = f"now and then, first at {where}"
+    versions = found[0].weights
+    if versions is not None and when != "always":
+        when += f" (weight version {versions})"
+    ranks = {
+        divergence.rank
+        for report in judged
+        if _place(report) in diverged
+        for result in report.stages
+        if result.stage == stage
+        for divergence in result.divergences
+        if divergence.rank is not None
+    }
+    every = {rank for report in judged for rank in report.ranks}
+    if ranks and len(ranks) < len(every):
+        noun = "rank" if len(ranks) == 1 else "ranks"
+        when += f", at {noun} {', '.join(map(str, sorted(ranks)))}"
+    return when

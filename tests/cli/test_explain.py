@@ -1,0 +1,88 @@
+"""`trajreplay explain` and `trajreplay faults`: what they print, and how they end."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.cli import run
+from tests.helpers.scenes import WAY, drawn, write_rollout
+from tests.helpers.small_lakes import healthy_lake
+from trajreplay import Lake
+from trajreplay.stages.faults import FAULTS
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = Lake.create(tmp_path_factory.mktemp("faulty") / "lake")
+    stages = ("sample", "reward.raw", "reward.post_process")
+    for rollout in range(2):
+        way = replace(WAY, ddof=0)
+        samples = drawn(way, rollout_id=rollout)
+        write_rollout(made, samples, WAY, settings=WAY.full, stages=stages)
+    return Path(made.path)
+
+
+SAID = (
+    "reward.post_process: recorded values equal division by the deviation with divisor n, where "
+    "the settings say n - 1 (max error "
+)
+
+
+def test_a_divergence_is_explained_and_ends_with_exit_code_1(lake: Path) -> None:
+    found = run("explain", "--lake", lake)
+    assert (found.code, found.err) == (1, "")
+    lines = found.out.splitlines()
+    assert [line.partition(": ")[0] for line in lines] == ["rollout 0", "rollout 1"]
+    assert all(line.partition(": ")[2].startswith(SAID) for line in lines)
+
+
+def test_a_run_is_explained_in_a_line(lake: Path) -> None:
+    found = run("explain", "--lake", lake, "--across")
+    assert found.code == 1
+    assert found.out == (
+        "reward.post_process: 2 of 2 cohorts, always: equal division by the deviation with divisor "
+        "n, where the settings say n - 1. Known as: deviation with divisor n. See: trajreplay "
+        "faults reward.population-std\n"
+    )
+
+
+def test_a_replay_is_explained_below_its_report(lake: Path) -> None:
+    plain = run("replay", "--lake", lake, "--rollout", "1")
+    found = run("replay", "--lake", lake, "--rollout", "1", "--explain")
+    assert found.code == plain.code == 1
+    assert found.out.startswith(plain.out)
+    assert SAID in found.out.removeprefix(plain.out)
+
+
+def test_an_explanation_is_a_document(lake: Path) -> None:
+    found = json.loads(run("explain", "--lake", lake, "--format", "json").out)
+    assert found["verdict"] == "diverged"
+    (one, _) = found["explanations"]
+    (hypothesis, *_) = one["hypotheses"]
+    assert hypothesis["faults"] == ["reward.population-std"]
+    assert hypothesis["settings"] == {"reward.ddof": 0}
+    assert (hypothesis["agree"], hypothesis["values"]) == (8, 8)
+
+
+def test_what_is_healthy_has_nothing_to_explain(tmp_path: Path) -> None:
+    path = Path(healthy_lake(tmp_path / "lake").path)
+    found = run("explain", "--lake", path)
+    assert (found.code, found.out) == (0, "pass: nothing diverged\n")
+
+
+def test_every_fault_is_listed_and_can_be_shown() -> None:
+    found = run("faults", "--format", "json")
+    assert found.code == 0
+    rows = json.loads(found.out)
+    assert {row["fault"] for row in rows} >= {one.id for one in FAULTS}
+    shown = run("faults", "reward.stride-tail")
+    assert shown.code == 0
+    assert "K-003" in shown.out
+
+
+def test_an_unknown_fault_is_a_usage_error() -> None:
+    found = run("faults", "reward.unheard-of")
+    assert (found.code, found.out) == (2, "")
+    assert "no fault 'reward.unheard-of'" in found.err
