@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from itertools import product
 
 import torch
 from torch import Tensor
 
-from trajreplay.schema.settings import AdvantageSettings, Settings
+from trajreplay.schema.settings import Settings, differences
+from trajreplay.stages.advantages import estimated
 from trajreplay.stages.block import Block
-from trajreplay.stages.compose import AdvantageInputs, estimate_advantages
 from trajreplay.stages.faults.fault import (
     Fault,
     Told,
@@ -23,37 +22,46 @@ from trajreplay.stages.faults.fault import (
     under,
 )
 from trajreplay.stages.kernels import whiten
-from trajreplay.stages.variants import Variant
+from trajreplay.stages.variants import Variant, varied
 
 _STAGE = "advantage.estimate"
-Sets = Callable[[Tensor], Tensor | None]
+Made = tuple[Tensor, Tensor]
 
 
-def _estimate(
-    block: Block,
-    settings: Settings,
-    given: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None],
-    advantage: AdvantageSettings | None = None,
-    *,
-    mask: Tensor | None = None,
-    sets: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The stage's own arithmetic with something about it changed."""
-    reward, own, offsets, kl, values = given
-    advantage = advantage or settings.advantage
-    packed = block.packed
-    shared = {"none": None, "cohort": packed.cohorts, "rank": packed.cohort_ranks}
-    found = shared[advantage.whiten]
-    if sets is None and found is not None:
-        sets = found.repeat_interleave(packed.lengths)
-    inputs = AdvantageInputs(
-        reward, own if mask is None else mask, offsets, sets, kl, settings.kl.coef, values
+def _own(
+    block: Block, settings: Settings, given: tuple[Tensor | None, ...], **changes: object
+) -> Made:
+    """The stage's own arithmetic, some of its settings changed, from what a kernel is given."""
+    found = {name: theirs for name, (_, theirs) in differences(block.settings, settings).items()}
+    found |= {f"advantage.{name}": one for name, one in changes.items()}
+    reward, _, _, kl, _ = given
+    assert reward is not None
+    columns = {"reward": reward.double()} | ({} if kl is None else {"kl": kl.double()})
+    made = estimated(varied(block, Variant(found, columns), (_STAGE,)), {}, reward.dtype)
+    return made["advantages"], made["returns"]
+
+
+def _white(block: Block, settings: Settings, values: Tensor, mask: Tensor, sets: Tensor) -> Tensor:
+    """Values whitened as the settings say, over sets of samples."""
+    own = settings.advantage
+    return whiten(
+        values,
+        mask,
+        set_index=sets.repeat_interleave(block.packed.lengths),
+        ddof=own.whiten_ddof,
+        epsilon=own.whiten_epsilon,
+        form=own.whiten_form,
+        scale=own.whiten_scale,
+        short="keep",
     )
-    made = estimate_advantages(advantage, inputs)
-    return made.advantages, made.returns
 
 
-def _wrong(function: Callable[..., tuple[Tensor, Tensor]]) -> Variant:
+def _sets(block: Block, settings: Settings) -> Tensor:
+    packed, whole = block.packed, settings.advantage.whiten
+    return packed.cohort_ranks if whole == "rank" else packed.cohorts
+
+
+def _wrong(function: Callable[..., Made]) -> Variant:
     return Variant(arithmetic=WrongAdvantages(function))
 
 
@@ -61,68 +69,38 @@ def _whitened_over_masked(block: Block) -> Iterable[Told]:
     if setting(block, "advantage.whiten") == "none" or bool(block.packed.mask.all()):
         return
 
-    def over_all(settings: Settings, *given: Tensor) -> tuple[Tensor, Tensor]:
-        plain = replace(settings.advantage, whiten="none", clip=None)
-        found, returns = _estimate(block, settings, given, plain)  # type: ignore[arg-type]
-        own = settings.advantage
-        sets = block.packed.cohorts if own.whiten == "cohort" else block.packed.cohort_ranks
-        white = whiten(
-            found,
-            torch.ones(len(found), dtype=torch.bool),
-            set_index=sets.repeat_interleave(block.packed.lengths),
-            ddof=own.whiten_ddof,
-            epsilon=own.whiten_epsilon,
-            form=own.whiten_form,
-            scale=own.whiten_scale,
-        )
-        return (white if own.clip is None else white.clamp(*own.clip)), returns
+    def over_all(settings: Settings, *given: Tensor) -> Made:
+        found, returns = _own(block, settings, given, whiten="none", clip=None)
+        every = torch.ones(len(found), dtype=torch.bool)
+        white = _white(block, settings, found, every, _sets(block, settings))
+        bounds = settings.advantage.clip
+        return (white if bounds is None else white.clamp(*bounds)), returns
 
     yield Told(_wrong(over_all))
 
 
 def _whitened_in(block: Block) -> Iterable[Told]:
-    """Statistics of sets that no setting names."""
-    packed = block.packed
-    found = {"sample": torch.arange(len(packed.lengths))}
-    if held(block, "group_id"):
-        found["group"] = packed.groups
-    if held(block, "micro_batch_id"):
-        found["micro-batch"] = packed.micro_batches
-    for what, index in found.items():
+    """Statistics of micro-batches, which no setting names."""
+    if not held(block, "micro_batch_id"):
+        return
 
-        def shared(settings: Settings, *given: Tensor, by: Tensor = index) -> tuple[Tensor, Tensor]:
-            own = settings.advantage
-            if own.whiten == "none":
-                own = replace(own, whiten="cohort")
-            own = replace(own, whiten_short="keep")
-            sets = by.repeat_interleave(packed.lengths)
-            return _estimate(block, settings, given, own, sets=sets)  # type: ignore[arg-type]
+    def shared(settings: Settings, *given: Tensor) -> Made:
+        found, returns = _own(block, settings, given, whiten="none", clip=None)
+        batches = block.packed.micro_batches
+        return _white(block, settings, found, given[1], batches), returns
 
-        yield Told(_wrong(shared), what)
+    yield Told(_wrong(shared), "micro-batch")
 
 
 def _clipped_first(block: Block) -> Iterable[Told]:
-    own = block.settings.advantage
-    if own.clip is None or own.whiten == "none":
+    bounds = setting(block, "advantage.clip")
+    if bounds is None or setting(block, "advantage.whiten") == "none":
         return
-    bounds = own.clip
 
-    def first(settings: Settings, *given: Tensor) -> tuple[Tensor, Tensor]:
-        plain = replace(settings.advantage, whiten="none")
-        found, returns = _estimate(block, settings, given, plain)  # type: ignore[arg-type]
-        sets = (
-            block.packed.cohorts if own.whiten == "cohort" else block.packed.cohort_ranks
-        ).repeat_interleave(block.packed.lengths)
-        white = whiten(
-            found.clamp(*bounds),
-            given[1],
-            set_index=sets,
-            ddof=own.whiten_ddof,
-            epsilon=own.whiten_epsilon,
-            form=own.whiten_form,
-            scale=own.whiten_scale,
-        )
-        return white, returns
+    def first(settings: Settings, *given: Tensor) -> Made:
+        found, returns = _own(block, settings, given, whiten="none", clip=None)
+        sets = _sets(block, settings)
+        return _white(block, settings, found.clamp(*bounds), given[1], sets), returns
 
     yield Told(_wrong(first))
 
@@ -169,16 +147,16 @@ def _other_rewards(block: Block) -> Iterable[Told]:
 
 
 def _exchanged(block: Block) -> Iterable[Told]:
-    def swapped(settings: Settings, *given: Tensor) -> tuple[Tensor, Tensor]:
-        advantages, returns = _estimate(block, settings, given)  # type: ignore[arg-type]
+    def swapped(settings: Settings, *given: Tensor) -> Made:
+        advantages, returns = _own(block, settings, given)
         return returns, advantages
 
     yield Told(_wrong(swapped))
 
 
 def _negated(block: Block) -> Iterable[Told]:
-    def opposite(settings: Settings, *given: Tensor) -> tuple[Tensor, Tensor]:
-        advantages, returns = _estimate(block, settings, given)  # type: ignore[arg-type]
+    def opposite(settings: Settings, *given: Tensor) -> Made:
+        advantages, returns = _own(block, settings, given)
         return -advantages, returns
 
     yield Told(_wrong(opposite))
@@ -199,25 +177,46 @@ def _overwritten(block: Block) -> Iterable[Told]:
     reward = packed.scalars("reward")[owner]
     written = constant & ((recorded - reward).abs() > 1e-5 * reward.abs() + 1e-6)
     values = torch.unique(recorded[written])
-    if not bool(written.any()) or len(values) != 1 or bool(written.all()):
+    own = block.settings.advantage
+    stated = (own.invalid_tool_call, own.malformed_thinking)
+    if not bool(written.any()) or len(values) != 1:
         return
     value = float(values)
+    if bool(written.all()) and value not in stated:
+        return  # one number for everything would fit anything
 
-    def spread(settings: Settings, *given: Tensor) -> tuple[Tensor, Tensor]:
-        advantages, returns = _estimate(block, settings, given)  # type: ignore[arg-type]
+    def spread(settings: Settings, *given: Tensor) -> Made:
+        advantages, returns = _own(block, settings, given)
         return torch.where(written, value, advantages).to(advantages.dtype), returns
 
     yield Told(_wrong(spread), f"{value:g}")
+
+
+def _wrong_axis(block: Block) -> Iterable[Told]:
+    """Statistics of rows taken for those of columns, which only a square shape allows."""
+    packed = block.packed
+    size = len(packed.lengths)
+    if size < 2 or not bool((packed.lengths == size).all()):
+        return
+
+    def crossed(settings: Settings, *given: Tensor) -> Made:
+        found, returns = _own(block, settings, given, whiten="none", clip=None)
+        own = settings.advantage
+        x, weights = found.view(size, size), given[1].to(found.dtype).view(size, size)
+        count = weights.sum(1)
+        centred = x - (x * weights).sum(1) / count.clamp(1)
+        squares = (centred**2 * weights).sum(1) / (count - own.whiten_ddof).clamp(1)
+        return (centred / (squares + own.whiten_epsilon).sqrt()).flatten(), returns
+
+    yield Told(_wrong(crossed))
 
 
 def _rounded(block: Block) -> Iterable[Told]:
     for dtype in (torch.bfloat16, torch.float16):
         name = str(dtype).removeprefix("torch.")
 
-        def result(
-            settings: Settings, *given: Tensor, to: torch.dtype = dtype
-        ) -> tuple[Tensor, Tensor]:
-            advantages, returns = _estimate(block, settings, given)  # type: ignore[arg-type]
+        def result(settings: Settings, *given: Tensor, to: torch.dtype = dtype) -> Made:
+            advantages, returns = _own(block, settings, given)
             return advantages.to(to).to(advantages.dtype), returns.to(to).to(returns.dtype)
 
         yield Told(_wrong(result), name)
@@ -238,6 +237,8 @@ def _whiten_switches(block: Block) -> Iterable[Told]:
         "none": "no tokens",
         "cohort": "all tokens of the cohort",
         "rank": "the tokens of each rank",
+        "group": "the tokens of each group",
+        "sample": "the tokens of each sample",
     }
     ranks = int(block.packed.cohort_ranks.max()) + 1
     for one, what in names.items():
@@ -318,10 +319,17 @@ FAULTS = (
     ),
     _fault(
         "whitened-in-parts",
-        "whitening statistics of parts",
+        "whitening statistics of parts of the batch",
         "advantages whitened within each {}",
-        "the axis of the mean: per row, per group or per micro-batch",
+        "where advantages are whitened: before or after the split into micro-batches",
         _whitened_in,
+    ),
+    _fault(
+        "wrong-axis",
+        "per-row statistics broadcast along the wrong axis",
+        "advantages whitened with the statistics of rows broadcast over columns",
+        "keepdim of mean and deviation: a square shape hides it",
+        _wrong_axis,
         "K-021",
         "https://github.com/OpenRLHF/OpenRLHF/pull/1250",
     ),

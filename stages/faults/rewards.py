@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from trajreplay.schema.errors import StageError
 from trajreplay.schema.settings import Settings, with_changes
 from trajreplay.stages.block import Block
 from trajreplay.stages.compose import RewardInputs, processed_rewards
@@ -123,7 +124,10 @@ def _unfilled_tail(block: Block) -> Iterable[Told]:
 
 def _normalised(settings: Settings, raw: Tensor, groups: Tensor, lengths: Tensor) -> Tensor:
     """What the settings make of raw rewards, whatever they say the groups are."""
-    reward = with_changes(settings, {"reward.grouping": "group", "reward.unit": "sample"}).reward
+    own = settings.reward
+    if (own.unit, own.rule) != ("sample", "normalise") or own.baseline == "greedy" or own.weights:
+        raise StageError("the variant is one of rewards that are normalised sample by sample")
+    reward = with_changes(settings, {"reward.grouping": "group"}).reward
     given = RewardInputs(groups, torch.zeros_like(groups), lengths, lengths.double())
     return processed_rewards(reward, raw, given)
 

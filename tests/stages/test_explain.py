@@ -60,6 +60,9 @@ def test_the_fault_of_a_case_is_the_first_explanation(lake: Lake, case: str) -> 
 
 
 COMPOSED = {
+    "K-018": "reward.missing-counted",
+    "K-021": "advantage.wrong-axis",
+    "K-030": "advantage.broadcast-view",
     "K-024": "advantage.through-masked",
     "K-025": "advantage.through-masked",
     "K-028": "reward.length-of-tool-tokens",
