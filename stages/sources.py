@@ -40,6 +40,7 @@ TWINS = (
     "kl",
     "advantages",
     "returns",
+    "old_values",
 )
 
 

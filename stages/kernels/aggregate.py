@@ -84,7 +84,7 @@ def seq_mean_token_mean(
         denominator = sum_checked(weights, offsets, length).clamp_(min=1.0)
     numerator = sum_checked(values * weights, offsets, length)
     # The product is exact and a fifth of the cost of a choice, but makes NaN of a masked NaN.
-    if not isfinite(float(numerator.sum())):
+    if not isfinite(float(numerator.detach().sum())):
         trained = torch.where(weights != 0.0, values * weights, 0.0)
         numerator = sum_checked(trained, offsets, length)
     return MaskedMean(numerator / denominator, numerator, denominator)

@@ -140,7 +140,9 @@ def _estimate(d: Tensor, estimator: str) -> Tensor:
         return d
     if estimator == "k2":
         return d * d / 2.0
-    return torch.exp(-d).sub_(1.0).add_(d)
+    if d.requires_grad:
+        return torch.exp(-d) - 1.0 + d
+    return torch.exp(-d).sub_(1.0).add_(d)  # in place: two of three passes write nowhere new
 
 
 def _clamped_error(values: Tensor, error: Tensor, clamp: tuple[float, float]) -> Tensor:

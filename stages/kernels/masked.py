@@ -91,7 +91,7 @@ def masked_sum(values: Tensor, mask: Tensor, offsets: Tensor) -> Tensor:
     counted, wide = mask.bool(), values.double()
     sums = sum_checked(wide * counted, offsets, length)
     # As in seq_mean_token_mean: a product is cheaper than a choice, but keeps a masked NaN.
-    if not isfinite(float(sums.sum())):
+    if not isfinite(float(sums.detach().sum())):
         sums = sum_checked(torch.where(counted, wide, 0.0), offsets, length)
     return sums
 

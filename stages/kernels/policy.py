@@ -87,6 +87,8 @@ def ppo_clip(
     surrogate = weight * ratio
     bounded = ratio.clamp(low, high).mul_(weight)
     pg_loss = torch.maximum(surrogate, bounded)
+    if bounded.requires_grad:
+        return PpoClip(log_ratio, ratio, pg_loss, (bounded > surrogate).to(pg_loss.dtype))
     # In place, into floats: a third of the cost of a comparison that makes bools.
     return PpoClip(log_ratio, ratio, pg_loss, bounded.gt_(surrogate))
 

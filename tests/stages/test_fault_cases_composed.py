@@ -171,6 +171,46 @@ def _policy(lake: Lake, settings: Settings, samples: Sequence[Sample], loss: flo
     return _replay(lake, settings, samples, ("sample", "loss.policy"), scalars)
 
 
+def _k011(lake: Lake, side: str) -> CohortReport:
+    """The critic's values are masked on the way to the step: of each sample by its own mask."""
+    inputs = CASES["K-011"]["inputs"]
+    settings = Settings(handoff={"old_values": "masked"})
+    found = iter(_side("K-011", side, "values"))
+    rows = zip(
+        reversed(inputs["values_in_micro_batch_order"]),
+        inputs["response_mask_in_batch_order"],
+        strict=True,
+    )
+    made, consumed = [], []
+    for number, (values, mask) in enumerate(rows):
+        made.append(_sample(number, mask, 0.0, old_values=values))
+        consumed.append(_sample(number, mask, 0.0, old_values=[next(found) for _ in values]))
+    for step_id, samples in ((None, made), (0, consumed)):
+        stages, columns = ("sample",), ("old_values",)
+        capture(
+            lake,
+            {0: samples},
+            WAY,
+            step_id=step_id,
+            stages=stages,
+            columns=columns,
+            settings=settings,
+        )
+    return the_cohort(lake.replay())
+
+
+def _k029(lake: Lake, side: str) -> CohortReport:
+    """What is averaged over a sample is what is trained of it."""
+    inputs = CASES["K-029"]["inputs"]
+    settings = _settings(loss__ratio="sequence-mean", loss__advantage_level="sequence-mean")
+    (advantages,), (mask,) = inputs["advantages"], inputs["loss_mask"]
+    zeros = [0.0] * len(mask)
+    sample = _sample(0, mask, 0.0, log_probs=zeros, old_log_probs=zeros, advantages=advantages)
+    (mean,) = _side("K-029", side, "seq_advantage")
+    scalars = {"loss": -mean, "pg_loss": -mean, "pg_clipfrac": 0.0, "ppo_kl": 0.0}
+    return _replay(lake, settings, [sample], ("sample", "loss.policy"), scalars)
+
+
 def _k043(lake: Lake, side: str) -> CohortReport:
     """The weight is of old against rollout, not of current against rollout."""
     inputs = CASES["K-043"]["inputs"]
@@ -264,6 +304,8 @@ CHECKS: dict[str, tuple[Callable[[Lake, str], CohortReport], str]] = {
     "K-024": (_gae("K-024"), "advantage.estimate"),
     "K-025": (_gae("K-025"), "advantage.estimate"),
     "K-028": (_k028, "reward.post_process"),
+    "K-011": (_k011, "sample"),
+    "K-029": (_k029, "loss.policy"),
     "K-030": (_k030, "advantage.estimate"),
     "K-043": (_k043, "loss.policy"),
     "K-044": (_k044, "loss.policy"),
