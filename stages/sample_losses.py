@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import product
 
 import torch
 from torch import Tensor
 
 from trajreplay.schema.errors import StageError
+from trajreplay.schema.settings import LossSettings
 from trajreplay.stages.block import Block
 from trajreplay.stages.capability import is_plain
 from trajreplay.stages.compose import (
+    SHARE,
     LossInputs,
     PolicyTerms,
     evaluation_slack,
+    moved_bounds,
+    moved_value_bounds,
     plain_errors,
     plain_terms,
     policy_terms,
@@ -67,20 +72,34 @@ class SampleLosses:
         self._tokens = self._terms(self._columns)
         self._summed: dict[bool, tuple[Tensor, dict[str, float]]] = {}
 
-    def _terms(self, columns: dict[str, Tensor]) -> PolicyTerms:
-        """The terms at each token; of a loss that rejects none, over all trained ones."""
+    def _terms(
+        self, columns: dict[str, Tensor], *, share: float = 0.0, against: float = 0.0
+    ) -> PolicyTerms:
+        """The terms at each token; of a loss that rejects none, over all trained ones.
+
+        Args:
+            columns: What they are made of.
+            share: How far the bounds of the loss are moved.
+            against: How far those of train against rollout are.
+        """
         if self._stage == POLICY and not self._plain and self._kernel is None:
             given = LossInputs(
                 columns, self._mask, self._offsets, self._micro_batches, self._cohorts
             )
-            return policy_terms(self._settings, given)
+            return policy_terms(self._moved(share, against), given)
         if self._plain:
             terms = plain_terms(self._settings, columns)
         elif self._kernel is not None:
             terms = self._kernel.losses(self._all, columns, self._mask, self._offsets)
         else:
-            terms = value_terms(self._value, columns)
+            terms = value_terms(moved_value_bounds(self._value, share), columns)
         return PolicyTerms(terms, self._mask, self._mask)
+
+    def _moved(self, share: float, against: float) -> LossSettings:
+        if not share and not against:
+            return self._settings
+        longest = int(self._offsets.diff().max()) if len(self._offsets) > 1 else 1
+        return moved_bounds(self._settings, share, against, longest=longest)
 
     def _weighted(self, mask: Tensor) -> Tensor:
         """(N,) float64. A mask as weights; that of all trained tokens is made once."""
@@ -203,7 +222,23 @@ class SampleLosses:
             coefs |= {"pg_loss": 1.0, "kl_loss": self._settings.kl_loss_coef}
             terms = [abs(coefs[name]) * one for name, one in absolute.items() if name in coefs]
             absolute["loss"] = torch.stack(terms).sum(0)
-        return {
-            name: MeanError(evaluation_slack(exact.mean, rounded[name].mean), absolute[name])
+        slack = {
+            name: evaluation_slack(exact.mean, rounded[name].mean)
             for name, exact in self.means.items()
         }
+        if self._kernel is None:
+            for share, against in product((SHARE, -SHARE), repeat=2):
+                self._add_undecided(slack, share, against)
+        return {name: MeanError(slack[name], absolute[name]) for name in slack}
+
+    def _add_undecided(self, slack: dict[str, Tensor], share: float, against: float) -> None:
+        """Add what a mean differs by if bounds are moved by as much as rounding may."""
+        tokens = self._terms(self._columns, share=share, against=against)
+        moved = self._with_loss(self._means(tokens))
+        changed = segment_sum(self._weighted(tokens.counted), self._offsets) - self._counted
+        for name, exact in self.means.items():
+            numerator = (moved[name].numerator - exact.numerator).abs()
+            # A token that is not counted any more changes what the others are divided by.
+            others = changed.abs() * exact.mean.abs().max() if len(changed) else changed
+            by_token = (numerator + others) / exact.denominator
+            slack[name] += torch.maximum(by_token, (moved[name].mean - exact.mean).abs())

@@ -7,6 +7,7 @@ from trajreplay.stages.compose.advantages import (
     kl_tokens,
 )
 from trajreplay.stages.compose.bounded import plain_errors, plain_terms
+from trajreplay.stages.compose.bounds import SHARE, moved_bounds, moved_value_bounds
 from trajreplay.stages.compose.losses import PolicyTerms, policy_terms, value_terms
 from trajreplay.stages.compose.rewards import (
     RewardInputs,
@@ -17,6 +18,7 @@ from trajreplay.stages.compose.rounding import evaluation_slack
 from trajreplay.stages.compose.surrogates import LossInputs
 
 __all__ = [
+    "SHARE",
     "AdvantageInputs",
     "Estimate",
     "LossInputs",
@@ -25,6 +27,8 @@ __all__ = [
     "estimate_advantages",
     "evaluation_slack",
     "kl_tokens",
+    "moved_bounds",
+    "moved_value_bounds",
     "plain_errors",
     "plain_terms",
     "policy_terms",

@@ -1,0 +1,160 @@
+"""Tokens on a bound: a trainer in float32 may decide them either way, and no other."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.helpers.cohorts import Expected, capture
+from tests.helpers.scenes import WAY, the_stage
+from tests.helpers.trainer import Sample
+from trajreplay import Lake, LossSettings, Settings, with_changes
+from trajreplay.stages import Report
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+ONE = np.float32(1.0)
+COHORTS, SAMPLES, TOKENS = 40, 4, 16
+COLUMNS = ("log_probs", "old_log_probs", "rollout_log_probs", "advantages")
+
+
+class Columns(dict[str, Floats]):
+    """(SAMPLES, TOKENS) float32 each, and how a trainer of one framework computes with them."""
+
+    def ratio(self, way: int) -> Floats:
+        return _ratio(self["log_probs"], self["old_log_probs"], way)
+
+    def weight(self, way: int) -> Floats:
+        return _ratio(self["old_log_probs"], self["rollout_log_probs"], way)
+
+
+def _ratio(one: Floats, other: Floats, way: int) -> Floats:
+    """A ratio of probabilities in float32, as different frameworks have it."""
+    gaps: Floats = one - other
+    if way == 0:
+        found = np.exp(gaps)
+    elif way == 1:
+        found = torch.from_numpy(gaps).exp().numpy()
+    else:
+        found = np.exp2(gaps * np.float32(1.0 / math.log(2.0)))
+    return np.asarray(found, np.float32)
+
+
+def _clip(columns: Columns, way: int) -> tuple[Floats, Floats]:
+    r, a = columns.ratio(way), columns["advantages"]
+    plain, bounded = -a * r, -a * np.clip(r, ONE - np.float32(0.2), ONE + np.float32(0.28))
+    worst = np.maximum(plain, bounded)
+    worst = np.where(a < 0, np.minimum(worst, -np.float32(3.0) * a), worst)
+    return worst, (bounded > plain).astype(np.float32)
+
+
+def _icepop(columns: Columns, way: int) -> tuple[Floats, Floats]:
+    worst, clipped = _clip(columns, way)
+    w = columns.weight(way)
+    inside = (w >= np.float32(0.8)) & (w <= np.float32(1.28))
+    return worst * np.where(inside, w, np.float32(0.0)), clipped
+
+
+def _rejected(columns: Columns, way: int) -> tuple[Floats, Floats]:
+    worst, clipped = _clip(columns, way)
+    w = columns.weight(way)
+    inside = ((w >= np.float32(0.8)) & (w <= np.float32(1.28))).astype(np.float32)
+    return worst * inside, clipped * inside
+
+
+def _cispo(columns: Columns, way: int) -> tuple[Floats, Floats]:
+    r = columns.ratio(way)
+    bounded = np.clip(r, ONE - np.float32(0.2), ONE + np.float32(0.28))
+    loss = -bounded * columns["advantages"] * columns["log_probs"]
+    return loss, (bounded != r).astype(np.float32)
+
+
+BOUNDS = (0.8, 1.28)
+TRAINERS: dict[str, tuple[dict[str, Any], Callable[[Columns, int], tuple[Floats, Floats]]]] = {
+    "dual clip": ({}, _clip),
+    "icepop": ({"loss.correction": "icepop", "loss.correction_bounds": BOUNDS}, _icepop),
+    "rejection": ({"loss.rejection": "ratio", "loss.rejection_bounds": BOUNDS}, _rejected),
+    "cispo": ({"loss.surrogate": "cispo", "loss.dual_clip": None}, _cispo),
+}
+PLAIN = Settings(loss=LossSettings(eps_clip=0.2, eps_clip_high=0.28, dual_clip=3.0))
+
+
+def _columns(seed: int, *, on_bounds: bool) -> Columns:
+    """Log-probs; if asked, the first ratio of each sample is within a few ulps of a bound."""
+    numbers = np.random.default_rng(seed)
+    size = (SAMPLES, TOKENS)
+
+    def gaps() -> Floats:
+        found = numbers.normal(0.0, 0.15, size)
+        if on_bounds:
+            bounds = np.log(numbers.choice([0.8, 1.28], SAMPLES))
+            found[:, 0] = bounds + numbers.integers(-3, 4, SAMPLES) * 2.0**-25
+        return np.asarray(found, np.float32)
+
+    old = np.full(size, np.float32(-0.5))  # near the gaps, so that a difference is exact
+    return Columns(
+        log_probs=old + gaps(),
+        old_log_probs=old,
+        rollout_log_probs=old - gaps(),
+        advantages=numbers.normal(0.0, 1.0, size).astype(np.float32),
+    )
+
+
+def _record(
+    lake: Lake, name: str, *, on_bounds: bool, change: Callable[[dict[str, float]], None] | None
+) -> Report:
+    """Cohorts of one sum of sample means each, made in float32 throughout."""
+    changes, train = TRAINERS[name]
+    for number in range(COHORTS):
+        columns = _columns(number, on_bounds=on_bounds)
+        loss, clipped = train(columns, number % 3)
+        kl = columns["old_log_probs"] - columns["log_probs"]
+        terms = {"loss": loss, "pg_loss": loss, "pg_clipfrac": clipped, "ppo_kl": kl}
+        if name == "rejection":
+            w = columns.weight(number % 3)
+            terms["ppo_kl"] = kl * ((w >= np.float32(0.8)) & (w <= np.float32(1.28)))
+        scalars = {
+            field: float(np.float32(one.mean(1, dtype=np.float32).sum(dtype=np.float32)))
+            for field, one in terms.items()
+        }
+        if change is not None:
+            change(scalars)
+        samples = []
+        for row in range(SAMPLES):
+            one = Sample(f"s-{row}", f"g-{row}", [1] * TOKENS, 0.0, reward=0.0)
+            one.columns = {key: torch.from_numpy(columns[key][row]) for key in COLUMNS}
+            samples.append(one)
+        capture(
+            lake,
+            {0: samples},
+            WAY,
+            rollout_id=number,
+            step_id=0,
+            stages=("loss.policy",),
+            columns=COLUMNS,
+            settings=with_changes(PLAIN, changes),
+            expected={0: [Expected(scalars, {"scope": "rank", "reduction": "sum"})]},
+        )
+    return lake.replay()
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_tokens_on_a_bound_may_fall_on_either_side(lake: Lake, name: str) -> None:
+    report = _record(lake, name, on_bounds=True, change=None)
+    assert [one.to_json() for one in report.cohorts if one.verdict == "diverged"] == []
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_a_token_away_from_its_bound_may_not(lake: Lake, name: str) -> None:
+    """One token of 64 that is counted as clipped and is not, and a loss that is off by 1e-4."""
+
+    def change(scalars: dict[str, float]) -> None:
+        scalars["pg_clipfrac"] += 1.0 / TOKENS
+        scalars["loss"] += 1e-4
+
+    report = _record(lake, name, on_bounds=False, change=change)
+    for cohort in report.cohorts:
+        fields = {one.field for one in the_stage(cohort, "loss.policy").divergences}
+        assert fields == {"loss", "pg_clipfrac"}, cohort.to_json()
