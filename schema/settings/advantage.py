@@ -55,6 +55,7 @@ class AdvantageSettings:
             `last-unmasked`.
         kl_in_reward: Whether -kl.coef times the KL of each token is part of its reward; where it
             is, `reinforce++-baseline` pays it too.
+        kl_masked: Whether masked tokens pay no KL; with the GAE of slime and Relax they do.
         otb_zero_tail: Whether the one longest sample of a group has no baseline beyond the second.
         opd_coef: What a nat of the policy over its teacher costs each token (on-policy
             distillation), before whitening; the policy is that of `kl.policy_source`.
@@ -85,6 +86,7 @@ class AdvantageSettings:
     masking: str = name("through", "reset", "carry", "multiply")
     reward_at: str = name("last", "last-unmasked")
     kl_in_reward: bool = flag(False)
+    kl_masked: bool = flag(True)
     otb_zero_tail: bool = flag(True)
     opd_coef: float = number(0.0)
     whiten: str = name("none", "cohort", "rank", "group", "sample")

@@ -181,6 +181,7 @@ def _token_rewards(settings: AdvantageSettings, given: AdvantageInputs) -> Tenso
         reward_at=settings.reward_at,
         kl=given.kl,
         kl_coef=given.kl_coef if settings.kl_in_reward else 0.0,
+        kl_masked=settings.kl_masked,
     )
     return rewards if own is None else rewards + own
 

@@ -94,7 +94,7 @@ class ComposedTrainer(RewardTrainer):
             kl,
             reward_at=settings.reward_at,
             kl_coef=coef,
-            kl_masked=True,
+            kl_masked=settings.kl_masked,
         )
         if by_token:
             tokens = [

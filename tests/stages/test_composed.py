@@ -117,6 +117,10 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
         {**RETURNS, **OWN, "advantage.kl_in_reward": True},
         ESTIMATE,
     ),
+    "gae with kl of masked tokens": (
+        {**GAE, "advantage.kl_in_reward": True, "advantage.kl_masked": False},
+        ESTIMATE,
+    ),
     "gae of tokens": ({**GAE, **OWN}, ESTIMATE),
     "remax": ({"advantage.estimator": "remax"}, ESTIMATE),
     "remax of tokens": ({"advantage.estimator": "remax", **OWN}, ESTIMATE),
