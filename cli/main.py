@@ -36,6 +36,10 @@ VERBS = {
         "trajreplay.cli.replay",
         "Recompute every stage from reward to loss and name the first one that differs.",
     ),
+    "diff": (
+        "trajreplay.cli.diff",
+        "Name the first place where two runs, attempts or lakes part, and how it grows.",
+    ),
     "preflight": (
         "trajreplay.cli.preflight",
         "Refuse a configuration that parses but cannot work or does nothing.",

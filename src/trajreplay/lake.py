@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from trajreplay.capture.importers import ImportedSource, ImportOptions, ImportReport
     from trajreplay.query import Catalog, Inspection, MismatchReport, SqlQuery, ValidationReport
+    from trajreplay.query.differences import DiffReport
     from trajreplay.schema import (
         ParallelCoordinates,
         ProducerInfo,
@@ -547,6 +548,43 @@ class Lake:
         return what_if(
             self._catalog, selection, changes, memory_bytes=memory_bytes, progress=progress
         )
+
+    def diff(
+        self,
+        left: str | None = None,
+        right: str | None = None,
+        *,
+        attempts: tuple[int | None, int | None] = (None, None),
+        other: Lake | None = None,
+        atol: float = 0.0,
+        rtol: float = 0.0,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> DiffReport:
+        """Hold two runs, attempts or lakes against each other, sample by sample.
+
+        Args:
+            left: A run of this lake; may be left out where it has only one.
+            right: The run to hold against it; the same one if omitted.
+            attempts: The attempt of each that is followed, instead of the newest.
+            other: The lake of `right`, where it is another.
+            atol: |a - b| <= atol + rtol |b| counts as equal; equal bits are asked for by default.
+            rtol: See `atol`.
+            progress: Called with the cohorts done and all of them.
+
+        Returns:
+            The report; `report.first`, `report.fields`, `report.settings`, `report.arrow()`.
+
+        Raises:
+            QueryError: There is no such run or attempt, or nothing in common.
+            DatasetError: A file is not what its entry says.
+        """
+        from trajreplay.query.differences import diff, side_of
+
+        one = side_of(self._catalog, left, attempts[0])
+        if right is None and other is None:
+            right = one.run_id
+        two = side_of((other or self)._catalog, right, attempts[1])
+        return diff(one, two, atol=atol, rtol=rtol, progress=progress)
 
     def mismatch(
         self,

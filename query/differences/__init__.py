@@ -1,0 +1,15 @@
+"""Two runs, attempts or lakes held against each other, sample by sample."""
+
+from trajreplay.query.differences.compare import FieldDifference
+from trajreplay.query.differences.diff import Side, diff, side_of
+from trajreplay.query.differences.report import DiffReport, Distribution, SettingDifference
+
+__all__ = [
+    "DiffReport",
+    "Distribution",
+    "FieldDifference",
+    "SettingDifference",
+    "Side",
+    "diff",
+    "side_of",
+]

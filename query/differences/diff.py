@@ -1,0 +1,299 @@
+"""Two runs held against each other, cohort by cohort: where they part, and how it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trajreplay.query.capture_sets import CaptureSet, CaptureSets, capture_sets
+from trajreplay.query.catalog import Catalog, Cohort
+from trajreplay.query.differences.align import align
+from trajreplay.query.differences.compare import (
+    FieldDifference,
+    Tolerance,
+    compare_column,
+    compare_scalar,
+)
+from trajreplay.query.differences.report import (
+    DiffReport,
+    Distribution,
+    SettingDifference,
+    stage_order,
+)
+from trajreplay.query.lineage import lineages
+from trajreplay.query.reading import read_columns
+from trajreplay.schema.columns import Column, Table
+from trajreplay.schema.contracts import STAGE_OF_COLUMN
+from trajreplay.schema.entry import Output
+from trajreplay.schema.errors import QueryError, listed
+from trajreplay.schema.tables import SAMPLE_TABLES
+
+_ROLES = ("input", "output")
+_GROUPS = ("group_id", "group_size")  # whose they are; names of another run mean nothing
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two: a run of a lake, in the lineage of its newest attempt or of another.
+
+    Args:
+        catalog: The lake.
+        run_id: The run.
+        attempt: The attempt that is followed; None for the newest.
+        sets: Its capture sets.
+    """
+
+    catalog: Catalog
+    run_id: str
+    attempt: int | None
+    sets: CaptureSets
+
+    def __str__(self) -> str:
+        attempt = "" if self.attempt is None else f" attempt {self.attempt}"
+        return f"run {self.run_id}{attempt}"
+
+    @property
+    def cohorts(self) -> dict[tuple[int, int | None], Cohort]:
+        """Its cohorts by rollout and step."""
+        return {(one.rollout_id, one.step_id): one for one in self.sets}
+
+
+def side_of(catalog: Catalog, run_id: str | None = None, attempt: int | None = None) -> Side:
+    """One side.
+
+    Args:
+        catalog: The lake.
+        run_id: The run; may be left out where the lake has only one.
+        attempt: The attempt to follow, instead of the newest.
+
+    Raises:
+        QueryError: There is no such run or attempt, or several runs and none was named.
+    """
+    if run_id is None:
+        runs = sorted(catalog.runs)
+        if len(runs) != 1:
+            raise QueryError(
+                f"the lake has {len(runs)} runs, expected one or the name of one: "
+                f"{', '.join(runs) or 'none'}"
+            )
+        run_id = runs[0]
+    return Side(catalog, run_id, attempt, capture_sets(catalog, lineages(catalog, run_id, attempt)))
+
+
+def diff(
+    left: Side,
+    right: Side,
+    *,
+    atol: float = 0.0,
+    rtol: float = 0.0,
+    progress: Callable[[int, int], None] | None = None,
+) -> DiffReport:
+    """Hold two runs against each other.
+
+    Cohorts are aligned by rollout and step, samples by id within them, else by content. Values are
+    compared by their bits, so that a NaN equals itself.
+
+    Args:
+        left: One side.
+        right: The other.
+        atol: |a - b| <= atol + rtol |b| counts as equal.
+        rtol: See `atol`.
+        progress: Called with the cohorts done and all of them.
+
+    Raises:
+        QueryError: They have no cohort in common.
+        DatasetError: A file is not what its entry says.
+    """
+    report = DiffReport(str(left), str(right))
+    mine, theirs = left.cohorts, right.cohorts
+    common = sorted(mine.keys() & theirs.keys(), key=_order)
+    if not common:
+        raise QueryError(f"{left} and {right} have no rollout or step in common")
+    report.only_left = [_label(one) for one in sorted(mine.keys() - theirs.keys(), key=_order)]
+    report.only_right = [_label(one) for one in sorted(theirs.keys() - mine.keys(), key=_order)]
+    known: set[str] = set()
+    for done, place in enumerate(common, 1):
+        sets = left.sets[mine[place]], right.sets[theirs[place]]
+        refusals = [reason for one in sets for reason in one.refusals()]
+        if refusals:
+            report.refused[_label(place)] = listed(refusals)
+        else:
+            report.cohorts += 1
+            _compare_settings(sets, known, report)
+            _compare_sets((left, right), sets, Tolerance(atol, rtol), report)
+        if progress is not None:
+            progress(done, len(common))
+    return report
+
+
+def _order(place: tuple[int, int | None]) -> tuple[int, int]:
+    return place[0], -1 if place[1] is None else place[1]
+
+
+def _label(place: tuple[int, int | None]) -> str:
+    return f"rollout {place[0]}" + ("" if place[1] is None else f" step {place[1]}")
+
+
+def _compare_settings(
+    sets: tuple[CaptureSet, CaptureSet], known: set[str], report: DiffReport
+) -> None:
+    """Name each setting once, at the first cohort in which it differs."""
+    trees = [_flat(one.entries[0].settings.to_json()) if one.entries else {} for one in sets]
+    for name in sorted(trees[0].keys() | trees[1].keys()):
+        values = [tree.get(name) for tree in trees]
+        if values[0] != values[1] and name not in known:
+            known.add(name)
+            cohort = sets[0].cohort
+            report.settings.append(
+                SettingDifference(name, values[0], values[1], cohort.rollout_id, cohort.step_id)
+            )
+
+
+def _flat(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{path}{name}.")
+        else:
+            found[f"{path}{name}"] = value
+    return found
+
+
+def _compare_sets(
+    sides: tuple[Side, Side],
+    sets: tuple[CaptureSet, CaptureSet],
+    tolerance: Tolerance,
+    report: DiffReport,
+) -> None:
+    cohort = sets[0].cohort
+    table = SAMPLE_TABLES[sets[0].kind]
+    found = _compare_outputs(cohort, sets, tolerance)
+    if _seals(sets[0], table) == _seals(sets[1], table):
+        report.identical += not found
+    else:
+        columns = [
+            column
+            for column in table.columns
+            if column.role in _ROLES or column.name in _GROUPS
+            if any(_has(one, table, column) for one in sets)
+        ]
+        names = [column.name for column in columns]
+        for name in ("sample_id", "source_rollout_id", "context_rank", "tokens"):
+            if name in table and name not in names:
+                names.append(name)
+        rows = [_rows(side, one, table, names) for side, one in zip(sides, sets, strict=True)]
+        found += _compare_rows(cohort, columns, rows[0], rows[1], tolerance, report)
+    found.sort(key=lambda one: stage_order(one.stage))
+    report.fields += found
+
+
+def _compare_rows(
+    cohort: Cohort,
+    columns: list[Column],
+    left: pa.Table,
+    right: pa.Table,
+    tolerance: Tolerance,
+    report: DiffReport,
+) -> list[FieldDifference]:
+    label = _label((cohort.rollout_id, cohort.step_id))
+    alignment = align(left, right)
+    if alignment.by is None:
+        report.unaligned[label] = alignment.reason
+        report.distributions += [
+            _distribution(cohort, one, left, right) for one in columns if one.role in _ROLES
+        ]
+        return []
+    report.by_content += alignment.by == "content"
+    if alignment.only_left or alignment.only_right:
+        report.unpaired[label] = (alignment.only_left, alignment.only_right)
+    left = left.take(pa.array(alignment.left, pa.int64()))
+    right = right.take(pa.array(alignment.right, pa.int64()))
+    ids = left["sample_id"].to_pylist()
+    compared = (
+        compare_column(
+            cohort,
+            STAGE_OF_COLUMN.get(column.name, "sample"),
+            column,
+            _whole(left[column.name]),
+            _whole(right[column.name]),
+            ids,
+            tolerance,
+        )
+        for column in columns
+        if alignment.by == "id" or column.name not in _GROUPS
+    )
+    return [one for one in compared if one is not None]
+
+
+def _distribution(cohort: Cohort, column: Column, left: pa.Table, right: pa.Table) -> Distribution:
+    numbers = [_summary(column, _whole(one[column.name])) for one in (left, right)]
+    count, mean, low, high = zip(*numbers, strict=True)
+    return Distribution(cohort.rollout_id, cohort.step_id, column.name, count, mean, low, high)
+
+
+def _summary(
+    column: Column, values: pa.Array
+) -> tuple[int, float | None, float | None, float | None]:
+    flat = (values.flatten() if column.is_list else values).drop_null()
+    if not pa.types.is_floating(flat.type) and not pa.types.is_integer(flat.type):
+        return len(flat), None, None, None
+    numbers = flat.cast(pa.float64())
+    finite = numbers.filter(pc.is_finite(numbers))
+    extremes = pc.min_max(finite).as_py()
+    return len(flat), pc.mean(finite).as_py(), extremes["min"], extremes["max"]
+
+
+def _compare_outputs(
+    cohort: Cohort, sets: tuple[CaptureSet, CaptureSet], tolerance: Tolerance
+) -> list[FieldDifference]:
+    """Compare recorded scalars that both sides have under one name."""
+    left, right = (_outputs(one) for one in sets)
+    found = (
+        compare_scalar(cohort, key[0], key[1], left[key], right[key], tolerance)
+        for key in left
+        if key in right
+    )
+    return [one for one in found if one is not None]
+
+
+def _outputs(one: CaptureSet) -> dict[tuple[str, str, Any, Any, int], float]:
+    return {
+        _output_key(output, entry.key.rank): output.value
+        for entry in one.owners
+        for output in entry.outputs
+        if output.value is not None
+    }
+
+
+def _output_key(output: Output, rank: int) -> tuple[str, str, Any, Any, int]:
+    return output.stage, output.field, output.scope, output.micro_batch_id, rank
+
+
+def _rows(side: Side, one: CaptureSet, table: Table, names: list[str]) -> pa.Table:
+    store = side.catalog.store
+    found = [read_columns(store, entry, table, names) for entry in one.owners]
+    return pa.concat_tables(found)
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    return column.combine_chunks()
+
+
+def _seals(one: CaptureSet, table: Table) -> list[dict[str, str]]:
+    """The digests of what is compared, by rank: equal ones need no reading."""
+    found = []
+    for entry in one.owners:
+        file = entry.file(table.name)
+        seals = file.columns if file else {}
+        compared = {name for name in seals if table[name].role in (*_ROLES, "identity")}
+        found.append({name: seals[name].digest for name in compared})
+    return found
+
+
+def _has(one: CaptureSet, table: Table, column: Column) -> bool:
+    files = [entry.file(table.name) for entry in one.owners]
+    return any(file is not None and column.name in file.columns for file in files)
