@@ -26,6 +26,10 @@ VERBS = {
         "trajreplay.cli.importing:import_files",
         "Import files that another tool left, each whole or not at all.",
     ),
+    "export": (
+        "trajreplay.cli.export",
+        "Write selected rollouts and steps for others: as bundles, or as a small lake.",
+    ),
     "info": ("trajreplay.cli.overview", "Show what a lake holds, a row for each attempt."),
     "inspect": ("trajreplay.cli.overview", "Show who wrote each capture, and what is in it."),
     "validate": (

@@ -211,6 +211,27 @@ class SettingChange(click.ParamType[tuple[str, Any]]):
             self.fail(f"{error.message}. {error.hint}".rstrip(), param, ctx)
 
 
+class RedactionRule(click.ParamType[tuple[str, str]]):
+    """`FIELD=RULE`, what may be kept of a text field."""
+
+    name = "FIELD=RULE"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        """Refuse a field or rule that is none."""
+        from trajreplay.schema import Redaction, SchemaError
+
+        if isinstance(value, tuple):
+            return value
+        field, _, rule = value.partition("=")
+        try:
+            Redaction({field: rule})
+        except SchemaError as error:
+            self.fail(error.message, param, ctx)
+        return field, rule
+
+
 class ImportKind(click.ParamType[str]):
     """What a file of another tool is."""
 

@@ -52,8 +52,8 @@ class Source:
         progress = ProgressBar("Reading", quiet=output.quiet)
         with Lake.of_files(self._path, options=options, progress=progress) as lake:
             progress.__exit__(None, None, None)
-            assert lake.imported is not None
-            for note in (note for one in lake.imported.sources for note in one.notes):
+            sources = lake.imported.sources if lake.imported else []
+            for note in (note for one in sources for note in one.notes):
                 output.note(f"Note: {note}")
             yield lake
 

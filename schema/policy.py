@@ -68,6 +68,14 @@ class Redaction:
             return _HASH_PREFIX + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
         return text[:limit] if action == "truncate" else None
 
+    def tightens(self, other: Redaction, name: str) -> bool:
+        """Whether it can be applied to what `other` left of a field, and keeps no more of it."""
+        action, limit = _parse(name, self.rules.get(name, "drop"))
+        before, kept = _parse(name, other.rules.get(name, "drop"))
+        if action == "truncate":
+            return before == "truncate" and limit <= kept
+        return action in ("drop", before) or before == "truncate"
+
     def withholds(self, name: str, stored: str | None) -> str:
         """Why a stored value may be less than the text that there was, or nothing."""
         rule = self.rules.get(name, "drop")

@@ -67,3 +67,39 @@ class RecomputeConfig:
                 per_token=self.calculate_per_token_loss,
             ),
         )
+
+    @classmethod
+    def of(cls, settings: Settings) -> tuple[RecomputeConfig, list[str]]:
+        """The short form that comes nearest to settings, and what of them it does not say.
+
+        A loss term that is off and one of which nothing is stated are the same here.
+
+        >>> RecomputeConfig.of(RecomputeConfig(kl_coef=0.1).resolve())[1]
+        []
+        """
+        reward, loss = settings.reward, settings.loss
+        found = cls(
+            advantage_estimator=settings.advantage.estimator,
+            n_samples_per_prompt=reward.n_samples_per_prompt,
+            rewards_normalization=reward.grouping == "group",
+            grpo_std_normalization=reward.divide_by_std,
+            kl_loss_type=settings.kl.estimator,
+            kl_coef=settings.kl.coef,
+            eps_clip=loss.eps_clip,
+            eps_clip_high=loss.eps_clip_high,
+            entropy_coef=loss.entropy_coef,
+            use_rollout_logprobs=loss.old_source == "rollout",
+            use_kl_loss=loss.use_kl_loss or None,
+            use_tis=loss.tis or None,
+            use_opsm=loss.opsm or None,
+            use_opd=loss.opd or None,
+            calculate_per_token_loss=loss.per_token or None,
+        )
+        mine, theirs = found.resolve().to_json(), settings.to_json()
+        differs = [
+            f"{section}.{name}"
+            for section, values in theirs.items()
+            for name, value in values.items()
+            if (mine[section].get(name) or None) != (value or None)
+        ]
+        return found, differs

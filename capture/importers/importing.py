@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trajreplay.capture.importers.registry import Importer, ImportOptions
+from trajreplay.schema.bundles.archive import unpacked
 from trajreplay.schema.bundles.record import CaptureRecord
 from trajreplay.schema.bundles.unpickle import TensorValue
 from trajreplay.schema.errors import CaptureError, TrajReplayError
@@ -98,31 +99,45 @@ def import_files(
         CaptureError: A path is not there, or nothing of this kind is at or below it.
     """
     options = options or ImportOptions()
-    sources = list(dict.fromkeys(source for path in paths for source in _found(importer, path)))
     report = ImportReport()
-    for done, source in enumerate(sources, 1):
-        report.sources.append(_import_source(store, importer, source, options))
-        if progress is not None:
-            progress(done, len(sources))
+    with ExitStack() as open_archives:
+        sources: dict[Path, str] = {}
+        for path in paths:
+            inside = open_archives.enter_context(_opened(path))
+            for source in _found(importer, inside, path):
+                sources[source] = _shown(source, inside, path)
+        for done, (source, name) in enumerate(sources.items(), 1):
+            report.sources.append(_import_source(store, importer, source, name, options))
+            if progress is not None:
+                progress(done, len(sources))
     return report
 
 
-def _found(importer: Importer, path: Path) -> Iterator[Path]:
+def _opened(path: Path) -> AbstractContextManager[Path]:
     if not path.exists():
         raise CaptureError(f"{path} is not there", hint="Name the files or folders to import.")
+    return unpacked(path)
+
+
+def _shown(source: Path, inside: Path, path: Path) -> str:
+    """A source as the report names it: one of an archive by its place there."""
+    return str(source) if inside == path else f"{path}:{source.relative_to(inside.absolute())}"
+
+
+def _found(importer: Importer, path: Path, named: Path) -> Iterator[Path]:
     found = list(importer.find(path))
     if not found:
         raise CaptureError(
-            f"{path}: nothing of the kind {importer.kind} is at or below it",
+            f"{named}: nothing of the kind {importer.kind} is at or below it",
             hint=f"It reads: {importer.doc}",
         )
     return iter(found)
 
 
 def _import_source(
-    store: Store | None, importer: Importer, source: Path, options: ImportOptions
+    store: Store | None, importer: Importer, source: Path, name: str, options: ImportOptions
 ) -> ImportedSource:
-    result = ImportedSource(str(source), importer.kind)
+    result = ImportedSource(name, importer.kind)
     try:
         records = importer.read(source, options)
         result.notes = list(dict.fromkeys(note for one in records for note in one.notes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         StageContract,
         Tolerance,
     )
+    from trajreplay.schema.bundles.relax import Written
     from trajreplay.schema.store import Store
     from trajreplay.stages import Report, RewardFunction, WhatIf
     from trajreplay.stages.explain import Explained
@@ -127,12 +128,18 @@ class Lake:
         import tempfile
 
         from trajreplay.capture.importers import import_files, importer_of, recognise
+        from trajreplay.schema.bundles.archive import unpacked
         from trajreplay.schema.lakefile import create_lake
+        from trajreplay.schema.layout import LAKE_FILE
 
-        found = [Path(one) for one in paths]
-        importer = importer_of(kind) if kind else recognise(found)
-        with tempfile.TemporaryDirectory(prefix="trajreplay-files-") as folder:
-            store = create_lake(folder, exist_ok=True)
+        with ExitStack() as opened:
+            found = [opened.enter_context(unpacked(Path(one))) for one in paths]
+            if len(found) == 1 and (found[0] / LAKE_FILE).is_file():
+                yield cls.open(found[0])
+                return
+            importer = importer_of(kind) if kind else recognise(found)
+            folder = tempfile.TemporaryDirectory(prefix="trajreplay-files-")
+            store = create_lake(opened.enter_context(folder), exist_ok=True)
             report = import_files(store, importer, found, options, progress=progress)
             yield cls(store, report)
 
@@ -234,6 +241,99 @@ class Lake:
         report = import_files(self._store, importer_of(kind), found, options, progress=progress)
         self.refresh()
         return report
+
+    def export_bundles(
+        self,
+        folder: str | os.PathLike[str],
+        where: str | None = None,
+        *,
+        run: str | None = None,
+        attempt: int | None = None,
+        rollouts: Sequence[int] = (),
+        steps: Sequence[tuple[int, int]] = (),
+    ) -> list[Written]:
+        """Write selected rollouts and steps as Relax replay bundles of format 1.0.0.
+
+        Args:
+            folder: Where each bundle gets a folder; made where it is missing. A name that ends in
+                `.tar.zst` is written as that one file.
+            where: One boolean SQL expression; a rollout or step with a row of it is taken whole.
+            run: The run; all runs if omitted.
+            attempt: Follow this attempt instead of the newest lineage.
+            rollouts: Rollouts and their steps.
+            steps: (rollout_id, step_id) pairs; excludes `rollouts`.
+
+        Returns:
+            The bundles, with what they cannot hold.
+
+        Raises:
+            QueryError: The selection is wrong or selects nothing.
+            CaptureError: A bundle cannot hold it, or the folder is there already.
+            DatasetError: A capture set is incomplete or damaged, or nothing can be written.
+        """
+        from trajreplay.query import Selection
+        from trajreplay.query.exporting import selected_sets
+        from trajreplay.query.records import read_record
+        from trajreplay.schema.bundles.archive import written_to
+        from trajreplay.schema.bundles.relax import write_bundle
+
+        selection = Selection(
+            where=where, run=run, attempt=attempt, rollouts=tuple(rollouts), steps=tuple(steps)
+        )
+        sets = selected_sets(self._catalog, selection)
+        with written_to(Path(folder)) as target:
+            return [
+                write_bundle([read_record(self._store, entry) for entry in one.entries], target)
+                for one in sets
+            ]
+
+    def export_lake(
+        self,
+        path: str | os.PathLike[str],
+        where: str | None = None,
+        *,
+        run: str | None = None,
+        attempt: int | None = None,
+        rollouts: Sequence[int] = (),
+        steps: Sequence[tuple[int, int]] = (),
+        redaction: Mapping[str, str] | None = None,
+    ) -> ValidationReport:
+        """Copy selected rollouts and steps into a new lake, and validate it.
+
+        Steps bring the rollouts that they consumed from. Every column keeps its digest.
+
+        Args:
+            path: The new lake; a name that ends in `.tar.zst` is written as that one file.
+            where: One boolean SQL expression; a rollout or step with a row of it is taken whole.
+            run: The run; all runs if omitted.
+            attempt: Follow this attempt instead of the newest lineage.
+            rollouts: Rollouts and their steps.
+            steps: (rollout_id, step_id) pairs; excludes `rollouts`.
+            redaction: Stricter rules by text field: `truncate:N` to fewer, `hash` or `drop`.
+
+        Returns:
+            What the validation of the new lake found.
+
+        Raises:
+            QueryError: The selection is wrong or selects nothing.
+            CaptureError: A rule of `redaction` keeps more than the one in force.
+            DatasetError: A capture set is incomplete or damaged, or the new lake is there already.
+        """
+        from trajreplay.query import Selection, validate
+        from trajreplay.query.exporting import selected_entries
+        from trajreplay.schema.bundles.archive import written_to
+        from trajreplay.schema.lakefile import create_lake
+        from trajreplay.writer.copying import copy_capture
+
+        selection = Selection(
+            where=where, run=run, attempt=attempt, rollouts=tuple(rollouts), steps=tuple(steps)
+        )
+        entries = list(selected_entries(self._catalog, selection))
+        with written_to(Path(path), new=True) as target:
+            store = create_lake(target)
+            for entry in entries:
+                copy_capture(self._store, store, entry, redaction)
+            return validate(store, deep=True)
 
     def sql(
         self,

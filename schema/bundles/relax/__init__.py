@@ -2,5 +2,6 @@
 
 from trajreplay.schema.bundles.relax.bundle import read_bundle
 from trajreplay.schema.bundles.relax.seal import bundle_folders
+from trajreplay.schema.bundles.relax.write import Written, write_bundle
 
-__all__ = ["bundle_folders", "read_bundle"]
+__all__ = ["Written", "bundle_folders", "read_bundle", "write_bundle"]

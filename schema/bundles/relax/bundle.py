@@ -5,8 +5,9 @@ Source: the fields as Relax's replay tool writes them (relax/utils/replay/schema
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -122,11 +123,13 @@ def _record(one: SealedRank, place: _Place, run_id: str | None, ids: str) -> Cap
     declared = {name for name, contract in contracts.items() if contract.capability == "recompute"}
     prefix = "" if ids == GLOBAL else place.prefix
     samples = _samples(one.index, identity, major, prefix)
-    if declared and declared <= set(_LOSSES):
+    if is_loss_alone(declared):
         samples = _without_placeholders(samples)
     _refuse_twice(one.where, samples)
     tensors, scalars = _results(one, samples)
-    config, unstated = read_config(one.index.object("config"), major)
+    config, unstated = read_config(
+        one.index.object("config"), with_reward=major == 1 and "reward.post_process" in declared
+    )
     _check_inputs(one.where, declared, tensors, config.kl_coef)
     short = _short_groups(samples, config.n_samples_per_prompt)
     if short and len(one.expected_ranks) > 1 and prefix and "reward.post_process" in declared:
@@ -233,7 +236,7 @@ def _implementations(manifest: Fields) -> str:
         name: claim.get("implementation", read.text, "")
         for name, claim in manifest.object("stage_contracts").items()
     }
-    return ", ".join(f"{name}: {one}" for name, one in found.items() if one)
+    return json.dumps({name: one for name, one in found.items() if one})
 
 
 def _tolerances(manifest: Fields) -> Iterator[tuple[str, Tolerance]]:
@@ -259,7 +262,7 @@ def _samples(index: Fields, identity: Fields, major: int, prefix: str) -> list[S
         group: int | None = one.get("group_index", read.count, None)
         micro_batch: str | None = one.get("micro_batch_id", read.identifier, None)
         if major == 1 and not {"raw_reward", "reward"} <= set(one):
-            raise one.error("raw_reward or reward", "is missing", "both in format 1")
+            raise one.error("raw_reward or reward", "is missing", "a value or null in format 1")
         found.append(
             SampleRecord(
                 sample_id=prefix + one.get("sample_id", read.identifier),
@@ -282,6 +285,11 @@ def _samples(index: Fields, identity: Fields, major: int, prefix: str) -> list[S
     if not found:
         raise DatasetError(f"{index.where}: no samples, expected at least one", path=index.where)
     return found
+
+
+def is_loss_alone(declared: Collection[str]) -> bool:
+    """Whether a capture claims the loss and nothing before it."""
+    return bool(declared) and set(declared) <= set(_LOSSES)
 
 
 def _without_placeholders(samples: list[SampleRecord]) -> list[SampleRecord]:
@@ -444,7 +452,7 @@ def _provenance(identity: Fields) -> Iterator[tuple[str, str]]:
     for name in ("rollout_partition_ids", "consumer_batch_ids", "normalization_cohort_ids"):
         listed = identity.get(name, read.texts, [])
         if len(listed) > 1 or name == "normalization_cohort_ids":
-            yield name, ", ".join(listed)
+            yield name, json.dumps(listed) if listed else ""
 
 
 def _left_out(one: SealedRank) -> Iterator[str]:

@@ -1,0 +1,159 @@
+"""The single-file form of a folder, `.tar.zst`: packed, and unpacked without trusting it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+
+from trajreplay.schema.errors import DatasetError
+
+SUFFIX = ".tar.zst"
+_MAX_FACTOR = 64  # float32 values shrink less than tenfold, masks and JSON less than this
+_MAX_SMALL_BYTES = 64 << 20
+_MAX_MEMBERS = 1_000_000
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a path is a file of this form, by its name."""
+    return path.name.endswith(SUFFIX) and path.is_file()
+
+
+def pack(folder: Path, archive: Path) -> None:
+    """Write a folder as one file, whole or not at all; the same folder gives the same bytes.
+
+    Args:
+        folder: What is in it is packed, without the folder itself.
+        archive: The file.
+
+    Raises:
+        DatasetError: The file is there, or cannot be written.
+    """
+    if archive.exists():
+        raise DatasetError(f"{archive} is there already", hint="Choose another name.")
+    aside = archive.with_name(f".{archive.name[:200]}.tmp-{os.getpid()}")
+    try:
+        with (
+            pa.OSFile(str(aside), "wb") as file,
+            pa.CompressedOutputStream(file, "zstd") as packed,
+            tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as tar,
+        ):
+            for path in sorted(folder.rglob("*")):
+                name = path.relative_to(folder).as_posix()
+                tar.add(path, name, recursive=False, filter=_anonymous)
+        os.link(aside, archive)
+    except FileExistsError as error:
+        raise DatasetError(f"{archive} is there already", hint="Choose another name.") from error
+    except OSError as error:
+        raise DatasetError(f"{archive} cannot be written: {error}") from error
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def written_to(path: Path, *, new: bool = False) -> Iterator[Path]:
+    """A folder to write into: the one at a path, or one that becomes the archive of that name.
+
+    Args:
+        path: The folder or archive.
+        new: Whether the folder must not be there, and gets its name once the block is left.
+
+    Raises:
+        DatasetError: The folder cannot be made, or something is there that must not.
+    """
+    is_packed = path.name.endswith(SUFFIX)
+    if (new or is_packed) and path.exists():
+        raise DatasetError(f"{path} is there already", hint="Choose another name.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if is_packed:
+            with tempfile.TemporaryDirectory(prefix="trajreplay-files-") as folder:
+                yield Path(folder)
+                pack(Path(folder), path)
+        elif new:
+            with tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as folder:
+                yield Path(folder) / "new"
+                (Path(folder) / "new").rename(path)
+        else:
+            path.mkdir(exist_ok=True)
+            yield path
+    except OSError as error:
+        raise DatasetError(
+            f"{path} cannot be written: {error.strerror or error}",
+            hint="Choose a folder with room that can be written.",
+        ) from error
+
+
+@contextmanager
+def unpacked(path: Path) -> Iterator[Path]:
+    """A path itself, or the folder that an archive unpacks to.
+
+    Raises:
+        DatasetError: The archive is broken or unsafe.
+    """
+    if not is_archive(path):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="trajreplay-files-") as folder:
+        unpack(path, Path(folder))
+        yield Path(folder)
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack into an empty folder: only plain files and folders inside it, up to a size.
+
+    Raises:
+        DatasetError: It is none, holds anything else, or unpacks to far more than such files do.
+    """
+    limit = max(_MAX_SMALL_BYTES, _MAX_FACTOR * archive.stat().st_size)
+    try:
+        with (
+            pa.OSFile(str(archive), "rb") as file,
+            pa.CompressedInputStream(file, "zstd") as packed,
+            tarfile.open(fileobj=packed, mode="r|") as tar,
+        ):
+            for number, member in enumerate(tar):
+                limit -= member.size
+                if limit < 0 or number > _MAX_MEMBERS:
+                    raise _odd(archive, "unpacks to far more than it is")
+                _unpack_member(tar, member, archive, folder)
+    except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+        raise _odd(archive, f"is no {SUFFIX} file that is whole: {error}") from error
+
+
+def _unpack_member(
+    tar: tarfile.TarFile, member: tarfile.TarInfo, archive: Path, folder: Path
+) -> None:
+    parts = member.name.split("/")
+    if member.name.startswith("/") or any(one in ("", ".", "..") for one in parts):
+        raise _odd(archive, f"holds {member.name[:80]!r}, which leaves its folder")
+    target = folder.joinpath(*parts)
+    if member.isdir():
+        target.mkdir(parents=True, exist_ok=True)
+        return
+    content = tar.extractfile(member) if member.isreg() else None
+    if content is None:
+        raise _odd(archive, f"holds {member.name[:80]!r}, which is no plain file")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("xb") as out:
+        shutil.copyfileobj(content, out)
+
+
+def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Who packed it, and when, is nobody's business."""
+    member.uid = member.gid = member.mtime = 0
+    member.uname = member.gname = ""
+    member.mode = 0o755 if member.isdir() else 0o644
+    return member
+
+
+def _odd(archive: Path, what: str) -> DatasetError:
+    return DatasetError(
+        f"{archive} {what}", hint="Nothing of it is used. Have it sent again.", path=str(archive)
+    )

@@ -1,0 +1,245 @@
+"""Bundles and lakes out, and in again: the same digests and the same report."""
+
+import io
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.helpers.bundles import CASES, copied
+from tests.helpers.captures import record, sample
+from trajreplay import (
+    CaptureError,
+    DatasetError,
+    Lake,
+    LossSettings,
+    QueryError,
+    Settings,
+    with_changes,
+)
+from trajreplay.schema.bundles.archive import pack, unpack
+
+
+def digests(lake: Lake) -> list[tuple[object, ...]]:
+    """What the manifest says of every column of every capture."""
+    found = lake.sql(
+        'select run_id, rollout_id, step_id, rank, "column", digest, source_dtype from checksums '
+        'where "column" is not null order by all'
+    ).arrow()
+    return [tuple(one.values()) for one in found.to_pylist()]
+
+
+def verdicts(lake: Lake) -> Any:
+    return json.loads(json.dumps(lake.replay().to_json()))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("v1_healthy", "v1_cohort_complete", "v1_advantage_tampered", "v1_loss_only"),
+        *("v2_healthy", "v2_cohort_complete", "v2_pr65_fault", "v1_nan_log_probs_recorded_nan"),
+        *("v1_loose_tolerance", "v1_total_lt_response"),
+    ],
+)
+def test_a_bundle_comes_back_as_it_was(name: str, lake: Lake, tmp_path: Path) -> None:
+    lake.import_files("relax-bundle", CASES / name)
+    (written,) = lake.export_bundles(tmp_path / "out")
+    again = Lake.create(tmp_path / "again")
+    report = again.import_files("relax-bundle", written.path)
+    assert not report.refused, report.refused[0].problem
+    assert digests(again) == digests(lake)
+    assert verdicts(again) == verdicts(lake)
+    assert written.notes == ()
+
+
+def test_an_exported_bundle_says_what_it_came_with(lake: Lake, tmp_path: Path) -> None:
+    lake.import_files("relax-bundle", CASES / "v1_cohort_complete")
+    (written,) = lake.export_bundles(tmp_path)
+    for rank in ("rank-0", "rank-1"):
+        for file in ("index.json", "expected.json", "manifest.json"):
+            mine = json.loads((written.path / rank / file).read_text())
+            theirs = json.loads((CASES / "v1_cohort_complete" / rank / file).read_text())
+            for tree in (mine, theirs):
+                for one in tree.get("samples", []):
+                    one.pop("label_hash")
+                for one in tree.get("payloads", {}).values():
+                    del one["sha256"], one["bytes"]
+                tree.get("identity", {}).get("rank", {}).pop("dp", None)
+            assert mine == theirs
+
+
+def test_placeholders_go_out_and_come_back_as_null(lake: Lake, tmp_path: Path) -> None:
+    tokens = [[-0.1, -0.2]] * 2
+    record(
+        lake,
+        lambda capture: capture.samples(
+            [sample(i, group_index=None, raw_reward=None, reward=None) for i in (0, 1)]
+        ),
+        *(
+            lambda capture, name=name: capture.tensor(name, tokens)
+            for name in ("log_probs", "old_log_probs", "advantages", "entropy")
+        ),
+        step_id=0,
+        stages=["loss.policy"],
+    )
+    (written,) = lake.export_bundles(tmp_path / "out")
+    index = json.loads((written.path / "index.json").read_text())
+    assert [one["raw_reward"] for one in index["samples"]] == [0.0, 0.0]
+    assert [one["group_index"] for one in index["samples"]] == [0, 0]
+    again = Lake.create(tmp_path / "again")
+    again.import_files("relax-bundle", written.path)
+    rows = again.sql("select distinct group_id, raw_reward, reward from steps").arrow()
+    assert rows.to_pylist() == [{"group_id": None, "raw_reward": None, "reward": None}]
+
+
+def test_what_a_bundle_cannot_say_is_refused_or_noted(lake: Lake, tmp_path: Path) -> None:
+    odd = with_changes(Settings(), {"loss.aggregation": "token-mean"})
+    record(
+        lake,
+        lambda capture: capture.samples([sample(0, group_id="math", group_index=None)]),
+        settings=odd,
+        run_id="odd",
+    )
+    with pytest.raises(CaptureError, match=r"cannot say the settings loss\.aggregation"):
+        lake.export_bundles(tmp_path / "out", run="odd")
+    assert list((tmp_path / "out").iterdir()) == []
+    record(
+        lake,
+        lambda capture: capture.samples([sample(0, group_id="math", group_index=None)]),
+        settings=Settings(loss=LossSettings()),
+        run_id="plain",
+    )
+    lake.refresh()
+    (written,) = lake.export_bundles(tmp_path / "out", run="plain")
+    assert "theirs are given in order of appearance" in written.notes[0]
+    with pytest.raises(CaptureError, match="is there already"):
+        lake.export_bundles(tmp_path / "out", run="plain")
+
+
+def test_an_incomplete_step_is_not_exported(lake: Lake, tmp_path: Path) -> None:
+    record(lake, lambda capture: capture.samples([sample(0)]), expected_ranks=[0, 1])
+    for export in (lake.export_bundles, lake.export_lake):
+        with pytest.raises(DatasetError, match="no capture of rank 1"):
+            export(tmp_path / "out")
+    with pytest.raises(QueryError, match="selects nothing"):
+        lake.export_bundles(tmp_path / "out", rollouts=[99])
+
+
+def test_a_lake_is_copied_with_equal_digests(lake: Lake, tmp_path: Path) -> None:
+    for name in ("v1_healthy", "v1_cohort_complete"):
+        lake.import_files("relax-bundle", CASES / name)
+    report = lake.export_lake(tmp_path / "small", run="v1_cohort_complete")
+    assert (report.ok, report.captures) == (True, 2)
+    small = Lake.open(tmp_path / "small")
+    assert digests(small) == [one for one in digests(lake) if one[0] == "v1_cohort_complete"]
+    assert verdicts(small)["cohorts"] == [
+        one for one in verdicts(lake)["cohorts"] if one["run_id"] == "v1_cohort_complete"
+    ]
+    with pytest.raises(DatasetError, match="is there already"):
+        lake.export_lake(tmp_path / "small")
+
+
+def test_steps_bring_the_rollouts_that_they_consumed_from(lake: Lake, tmp_path: Path) -> None:
+    record(lake, lambda capture: capture.samples([sample(0)]))
+    record(lake, lambda capture: capture.samples([sample(0)]), step_id=0)
+    lake.export_lake(tmp_path / "small", steps=[(0, 0)])
+    kinds = Lake.open(tmp_path / "small").sql("select kind from manifest order by 1").arrow()
+    assert kinds["kind"].to_pylist() == ["rollout", "step"]
+
+
+def test_text_can_only_be_redacted_further(lake: Lake, tmp_path: Path) -> None:
+    record(
+        lake,
+        lambda capture: capture.samples([sample(0, prompt="how long", response="ten")]),
+        redaction={"prompt": "truncate:64", "response": "hash"},
+    )
+    lake.export_lake(tmp_path / "small", redaction={"prompt": "truncate:3"})
+    small = Lake.open(tmp_path / "small")
+    found = small.sql("select prompt, response from rollouts").arrow().to_pylist()[0]
+    assert found["prompt"] == "how"
+    assert found["response"].startswith("sha256:")
+    texts = ("prompt", "response")
+    assert [one for one in digests(small) if one[4] not in texts] == [
+        one for one in digests(lake) if one[4] not in texts
+    ]
+    for number, rule in enumerate(({"prompt": "truncate:65"}, {"response": "truncate:1"})):
+        with pytest.raises(CaptureError, match="can only tighten"):
+            lake.export_lake(tmp_path / f"more-{number}", redaction=rule)
+    lake.export_lake(tmp_path / "none", redaction={"prompt": "drop", "response": "drop"})
+    rows = Lake.open(tmp_path / "none").sql("select prompt, response from rollouts").arrow()
+    assert rows.to_pylist() == [{"prompt": None, "response": None}]
+
+
+@pytest.mark.parametrize("what", ["bundle", "lake"])
+def test_one_file_for_mail_is_read_as_it_is(what: str, lake: Lake, tmp_path: Path) -> None:
+    lake.import_files("relax-bundle", CASES / "v1_entropy_tampered")
+    file = tmp_path / "step.tar.zst"
+    if what == "bundle":
+        lake.export_bundles(file)
+    else:
+        lake.export_lake(file)
+    with Lake.of_files(file) as mailed:
+        assert digests(mailed) == digests(lake)
+        assert mailed.replay().first_divergent_stage == "loss.policy"
+    with pytest.raises(DatasetError, match="is there already"):
+        lake.export_bundles(file)
+
+
+def test_a_refused_bundle_of_an_archive_is_named_by_its_place(lake: Lake, tmp_path: Path) -> None:
+    pack(CASES / "v1_pickle_reduce", tmp_path / "odd.tar.zst")
+    (source,) = lake.import_files("relax-bundle", tmp_path / "odd.tar.zst").sources
+    assert source.path == f"{tmp_path / 'odd.tar.zst'}:."
+
+
+Member = Callable[[tarfile.TarFile], object]
+
+
+def add(tar: tarfile.TarFile, name: str, size: int = 1, **about: Any) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = size
+    for field, value in about.items():
+        setattr(member, field, value)
+    tar.addfile(member, io.BytesIO(b"\0" * size))
+
+
+def twice(tar: tarfile.TarFile) -> None:
+    add(tar, "x")
+    add(tar, "x")
+
+
+HOSTILE: dict[str, tuple[Member, str]] = {
+    "out of the folder": (lambda tar: add(tar, "../x"), "leaves its folder"),
+    "an absolute path": (lambda tar: add(tar, "/tmp/x"), "leaves its folder"),
+    "a link": (lambda t: add(t, "x", 0, type=tarfile.SYMTYPE, linkname="/etc"), "no plain file"),
+    "a device": (lambda tar: add(tar, "x", 0, type=tarfile.CHRTYPE), "no plain file"),
+    "the same twice": (twice, "is no .tar.zst file"),
+    "a bomb": (lambda tar: add(tar, "x", 80 << 20), "far more than it is"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_hostile_archive_is_refused_for(what: str, tmp_path: Path) -> None:
+    fill, says = HOSTILE[what]
+    archive = tmp_path / "a.tar.zst"
+    with (
+        pa.OSFile(str(archive), "wb") as file,
+        pa.CompressedOutputStream(file, "zstd") as packed,
+        tarfile.open(fileobj=packed, mode="w|") as tar,
+    ):
+        fill(tar)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(DatasetError, match=says):
+        unpack(archive, tmp_path / "out")
+
+
+def test_a_truncated_archive_is_refused(tmp_path: Path) -> None:
+    archive = tmp_path / "a.tar.zst"
+    pack(copied("v1_healthy", tmp_path), archive)
+    archive.write_bytes(archive.read_bytes()[: archive.stat().st_size // 2])
+    (tmp_path / "out").mkdir()
+    with pytest.raises(DatasetError, match=r"is no \.tar\.zst file that is whole"):
+        unpack(archive, tmp_path / "out")

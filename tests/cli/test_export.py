@@ -1,0 +1,44 @@
+"""`trajreplay export`: what goes to stdout, to stderr, and into the folder."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.bundles import CASES
+from tests.helpers.cli import run
+
+
+@pytest.fixture(autouse=True)
+def _lake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _descriptor: None)
+    monkeypatch.chdir(tmp_path)
+    assert run("import", "relax-bundle", CASES / "v1_pr65_fault", CASES / "v1_loss_only").code == 0
+
+
+def test_bundles_are_written_and_named() -> None:
+    found = run("export", "bundle", "--run", "v1_pr65_fault", "-o", "out")
+    assert (found.code, found.out) == (0, "out/v1_pr65_fault\n")
+    assert found.err == "1 bundle written\n"
+    assert run("replay", "out/v1_pr65_fault").code == 1
+
+
+def test_one_file_for_mail_is_replayed() -> None:
+    found = run("export", "bundle", "--where", "run_id='v1_loss_only'", "-o", "x.tar.zst", "-q")
+    assert (found.code, found.out, found.err) == (0, "x.tar.zst\n", "")
+    assert run("replay", "x.tar.zst").code == 0
+
+
+def test_a_small_lake_is_written_and_verified() -> None:
+    found = run("export", "lake", "--step", "7:0", "-o", "small")
+    assert (found.code, found.out) == (0, "small\n")
+    assert found.err == "2 captures copied, every digest verified\n"
+    assert run("validate", "--lake", "small").code == 0
+
+
+def test_usage_is_checked(tmp_path: Path) -> None:
+    assert run("export", "bundle", "-o", "out", "--redact", "prompt=hash").code == 2
+    assert run("export", "lake", "-o", "out", "--redact", "prompt=keep").code == 2
+    assert run("export", "lake", "-o", "out", "--step", "7:0", "--rollout", "7").code == 2
+    assert run("export", "lake", "-o", "out", "--rollout", "9").code == 2
+    assert not (tmp_path / "out").exists()
