@@ -364,7 +364,8 @@ def test_a_rollout_bundle_becomes_a_rollout_capture(lake: Lake, tmp_path: Path) 
 def test_the_producers_own_reuse_changes_no_verdict(lake: Lake, tmp_path: Path) -> None:
     imported(lake, copied("v1_healthy", tmp_path))
     (capture,) = lake.inspect(7, 0).to_json()["captures"]
-    assert "loss.policy: reuse" in capture["producer"]["extra"]["implementation"]
+    theirs = json.loads(capture["producer"]["extra"]["implementation"])
+    assert theirs["loss.policy"] == "reuse"
     assert capture["contracts"]["loss.policy"]["implementation"] == "reimplemented"
     assert lake.replay().verdict == "pass"
 
