@@ -40,6 +40,10 @@ VERBS = {
         "trajreplay.cli.replay",
         "Recompute every stage from reward to loss and name the first one that differs.",
     ),
+    "watch": (
+        "trajreplay.cli.watch",
+        "Follow a lake that is being written, and replay each cohort as it becomes whole.",
+    ),
     "diff": (
         "trajreplay.cli.diff",
         "Name the first place where two runs, attempts or lakes part, and how it grows.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from trajreplay.capture.importers import ImportedSource, ImportOptions, ImportReport
     from trajreplay.query import Catalog, Inspection, MismatchReport, SqlQuery, ValidationReport
+    from trajreplay.query.catalog import Cohort
     from trajreplay.query.differences import DiffReport
     from trajreplay.schema import (
         ParallelCoordinates,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from trajreplay.schema.store import Store
     from trajreplay.stages import Report, RewardFunction, WhatIf
     from trajreplay.stages.explain import Explained
+    from trajreplay.stages.watch import Watch
     from trajreplay.writer import CaptureBuilder
 
 
@@ -685,6 +687,28 @@ class Lake:
             right = one.run_id
         two = side_of((other or self)._catalog, right, attempts[1])
         return diff(one, two, atol=atol, rtol=rtol, progress=progress)
+
+    def watch(
+        self,
+        run: str | None = None,
+        *,
+        attempt: int | None = None,
+        seen: Iterable[Cohort] = (),
+    ) -> Watch:
+        """Follow a lake that is being written: every cohort is replayed once, when it is whole.
+
+        Args:
+            run: Only this run; it need not have begun.
+            attempt: Only the lineage of this attempt.
+            seen: Cohorts that were reported before, and are not again.
+
+        Returns:
+            `watch.poll()` gives the reports of cohorts that are new; `watch.done(report)` notes
+            that one was handed on.
+        """
+        from trajreplay.stages.watch import Watch
+
+        return Watch(self._store, run, attempt, set(seen))
 
     def mismatch(
         self,

@@ -1,0 +1,87 @@
+"""`trajreplay watch`: a line for each cohort, restarts, the first divergence, Ctrl-C."""
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.cli import INTERRUPTIBLE, run
+from tests.helpers.small_lakes import rollout
+from trajreplay import Lake
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake.create(tmp_path / "lake")
+
+
+def once(lake: Lake, *args: str | Path) -> tuple[int, list[str], str]:
+    outcome = run("watch", "--lake", lake.path, "--once", *args)
+    return outcome.code, outcome.out.splitlines(), outcome.err
+
+
+def test_a_line_a_cohort_says_what_diverged(lake: Lake) -> None:
+    rollout(lake, 0, run_id="r")
+    rollout(lake, 1, run_id="r", reward=5.5)
+    code, lines, err = once(lake)
+    assert (code, err) == (1, "")
+    assert lines == [
+        "r rollout 0: pass",
+        "r rollout 1: diverged: reward.post_process, reward recorded 5.5, recomputed 0.707105781",
+    ]
+
+
+def test_a_restart_repeats_nothing(lake: Lake, tmp_path: Path) -> None:
+    state = tmp_path / "state.json"
+    rollout(lake, 0, run_id="r")
+    assert once(lake, "--state", state) == (0, ["r rollout 0: pass"], "")
+    rollout(lake, 1, run_id="r")
+    code, lines, err = once(lake, "--state", state)
+    assert (code, lines) == (0, ["r rollout 1: pass"])
+    assert err == "reported before: 1 cohort\n"
+    assert once(lake, "--state", state, "-q") == (0, [], "")
+
+
+def test_the_first_divergence_ends_it_if_asked(lake: Lake, tmp_path: Path) -> None:
+    for rollout_id in range(3):
+        rollout(lake, rollout_id, reward=5.5 if rollout_id == 1 else 0.5 / (0.5**0.5 + 1e-6))
+    outcome = run("watch", "--lake", lake.path, "--fail-fast", "--state", tmp_path / "s.json")
+    assert outcome.code == 1
+    assert len(outcome.out.splitlines()) == 2
+    code, lines, _ = once(lake, "--state", tmp_path / "s.json")
+    assert (code, len(lines)) == (0, 1)
+
+
+def test_what_is_not_whole_is_said_and_refused_exits_3(lake: Lake) -> None:
+    rollout(lake, 0, expected_ranks=[0, 1])
+    assert once(lake) == (0, [], "not whole yet: 1 cohort\n")
+    rollout(lake, 0, rank=1, expected_ranks=[1, 2], ids=("s-2", "s-3"))
+    code, lines, _ = once(lake, "--format", "ndjson")
+    assert code == 3
+    assert json.loads(lines[0])["verdict"] == "refused"
+
+
+@contextmanager
+def watching(lake: Lake) -> Iterator[subprocess.Popen[str]]:
+    command = [*INTERRUPTIBLE, "watch", "--lake", lake.path, "--interval", "0.05"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as it:
+        try:
+            yield it
+        finally:
+            it.kill()
+
+
+def test_it_follows_a_lake_that_is_written_until_ctrl_c(lake: Lake) -> None:
+    with watching(lake) as it:
+        assert it.stdout is not None
+        for rollout_id in range(3):
+            rollout(lake, rollout_id, run_id="r")
+            assert it.stdout.readline() == f"r rollout {rollout_id}: pass\n"
+        it.send_signal(signal.SIGINT)
+        out, err = it.communicate(timeout=60)
+    assert (it.returncode, out) == (130, "")
+    assert err.strip() == "Interrupted."
