@@ -130,6 +130,7 @@ def _plan(
     return SumPlan(
         thresholds=tuple(dict.fromkeys(map(float, thresholds))),
         cap=float(cap),
+        by_key=bool(set(by) - {"run"}),
         by_position="position" in by,
         by_version="weight_version" in by,
         any_version=any_version,

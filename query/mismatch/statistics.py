@@ -16,8 +16,9 @@ Sums = Mapping[str, float]
 Taken = Literal["sum", "count", "smallest", "largest"]
 LOG_RATIO_LIMIT = 20.0  # verl and slime clamp a log-ratio to it before they square its exponential
 
-# Below, exp(d) - 1 - d loses all digits by cancellation; series in h = d * d keep them.
-SERIES_BELOW = 0.03125
+# Tokens up to here are near: what they add is a series in d, of which only the powers are summed.
+# It is exact to 2e-14, cheap, and keeps the digits that exp(d) - 1 - d loses where d is small.
+NEAR = 0.0625
 
 
 @dataclass(frozen=True)
@@ -26,15 +27,17 @@ class PartialSum:
 
     Args:
         name: Its name.
-        sql: The expression that is summed; over tokens of `d`, `a` = |d|, `k3`, `reverse` = k3 of
-            -d, `js`, `w` = exp(d), `v` = w with |d| at most 20, `x` = the trainer's log-prob.
+        sql: The expression that is taken; over far tokens of `d`, `a` = |d|, `e` = exp(d), `v` = e
+            with |d| at most 20, `k3`, `reverse` = k3 of -d, `x` = the trainer's log-prob.
         taken: Whether the values are summed, those that hold counted, or the smallest or largest
             is kept.
+        near: What near tokens add, from `POWERS`.
     """
 
     name: str
     sql: str
     taken: Taken = "sum"
+    near: str = "0"
 
     @property
     def aggregate(self) -> str:
@@ -42,28 +45,59 @@ class PartialSum:
         function = {"sum": "sum", "count": "count_if", "smallest": "min", "largest": "max"}
         return f"{function[self.taken]}({self.sql}) AS {self.name}"
 
+    @property
+    def joined(self) -> str:
+        """The aggregate in SQL over what near and far tokens add."""
+        function = {"smallest": "min", "largest": "max"}.get(self.taken, "sum")
+        return f"{function}({self.name}) AS {self.name}"
 
+
+# Over near tokens: counts, powers of d by h = d * d, odd powers of |d|, and ranges.
+POWERS = {
+    "n": "count(*)",
+    "x": "sum(x)",
+    "equal": "count_if(d = 0)",
+    **{f"d{power}": f"sum(d{' * h' * (power // 2)})" for power in (1, 3, 5, 7)},
+    **{f"a{power}": f"sum(a{' * h' * (power // 2)})" for power in (1, 3, 5, 7)},
+    **{f"h{power}": f"sum({' * '.join('h' * power)})" for power in (1, 2, 3, 4)},
+    "low": "min(d)",
+    "high": "max(d)",
+    "far": "max(a)",
+}
+_EVEN = "(h1 / 2 + h2 / 24 + h3 / 720 + h4 / 40320)"  # cosh(d) - 1
+_ODD = "(d3 / 6 + d5 / 120 + d7 / 5040)"  # sinh(d) - d
+_ODD_ABS = "(a3 / 6 + a5 / 120 + a7 / 5040)"
+_SQUARED = (  # exp(2 d) - 1
+    "(2 * d1 + 2 * h1 + 8 * d3 / 6 + 16 * h2 / 24 + 32 * d5 / 120 + 64 * h3 / 720 "
+    "+ 128 * d7 / 5040 + 256 * h4 / 40320)"
+)
+_WEIGHT = f"(n + d1 + {_EVEN} + {_ODD})"
 TOKEN_SUMS = (
-    PartialSum("n", "true", "count"),
-    PartialSum("d", "d"),
-    PartialSum("a", "a"),
-    PartialSum("dd", "d * d"),
-    PartialSum("k3", "k3"),
-    PartialSum("reverse", "reverse"),
-    PartialSum("worse", "greatest(k3, reverse)"),  # k3 of |d|
-    PartialSum("js", "js"),
-    PartialSum("w", "w"),
-    PartialSum("vv", "v * v"),
-    PartialSum("w_cut", "least(w, {cap})"),
-    PartialSum("w_high", "w > {cap}", "count"),
-    PartialSum("w_box", "least(greatest(w, 1 / {cap}), {cap})"),
-    PartialSum("w_box2", "least(greatest(w, 1 / {cap}), {cap}) ** 2"),
-    PartialSum("x", "x"),
-    PartialSum("equal", "d = 0", "count"),
+    PartialSum("n", "true", "count", "n"),
+    PartialSum("d", "d", near="d1"),
+    PartialSum("a", "a", near="a1"),
+    PartialSum("dd", "d * d", near="h1"),
+    PartialSum("k3", "k3", near=f"{_EVEN} + {_ODD}"),
+    PartialSum("reverse", "reverse", near=f"{_EVEN} - {_ODD}"),
+    PartialSum("worse", "greatest(k3, reverse)", near=f"{_EVEN} + {_ODD_ABS}"),  # k3 of |d|
+    PartialSum(
+        "js",
+        "a / 2 + ln(1 + exp(-a)) - ln(2)",
+        near="h1 / 8 - h2 / 192 + h3 / 2880 - h4 * 17 / 645120",  # log(cosh(d / 2))
+    ),
+    PartialSum("w", "e", near=_WEIGHT),
+    PartialSum("vv", "v * v - 1", near=_SQUARED),
+    PartialSum("v2", "v * v", near=f"n + {_SQUARED}"),
+    PartialSum("w_cut", "least(e, {cap})", near=_WEIGHT),
+    PartialSum("w_high", "e > {cap}", "count"),
+    PartialSum("w_box", "least(greatest(e, 1 / {cap}), {cap})", near=_WEIGHT),
+    PartialSum("w_box2", "least(greatest(e, 1 / {cap}), {cap}) ** 2", near=f"n + {_SQUARED}"),
+    PartialSum("x", "x", near="x"),
+    PartialSum("equal", "d = 0", "count", "equal"),
     PartialSum("odd", "not isfinite(d)", "count"),
-    PartialSum("d_low", "d", "smallest"),
-    PartialSum("d_high", "d", "largest"),
-    PartialSum("a_high", "a", "largest"),
+    PartialSum("d_low", "d", "smallest", "low"),
+    PartialSum("d_high", "d", "largest", "high"),
+    PartialSum("a_high", "a", "largest", "far"),
 )
 # Over the samples that have a valid token, of the sums above.
 SEQUENCE_SUMS = (
@@ -79,7 +113,7 @@ SEQUENCE_SUMS = (
     PartialSum("s_low", "exp(d)", "smallest"),
     PartialSum("s_high", "exp(d)", "largest"),
     PartialSum("s2", f"exp(2 * least(greatest(d, -{LOG_RATIO_LIMIT}), {LOG_RATIO_LIMIT}))"),
-    PartialSum("chi", "vv / n - 1"),
+    PartialSum("chi", "vv / n"),
     PartialSum("error", "(n + a + worse) / n"),
     PartialSum("error_low", "(n + a + worse) / n", "smallest"),
     PartialSum("error_high", "(n + a + worse) / n", "largest"),
@@ -142,7 +176,7 @@ def _ess(sums: Sums, first: float, second: float) -> float:
 
 def _spread(sums: Sums) -> float:
     mean = _ratio(sums["w"], sums["n"])
-    return math.sqrt(max(0.0, _ratio(sums["vv"], sums["n"]) - mean * mean))
+    return math.sqrt(max(0.0, 1 + _ratio(sums["vv"], sums["n"]) - mean * mean))
 
 
 STATISTICS: tuple[Statistic, ...] = (
@@ -246,13 +280,13 @@ STATISTICS: tuple[Statistic, ...] = (
         "ess_raw",
         "M(exp(d))^2 / M(exp(2 d)), |d| at most 20 in the square",
         "Kong 1992, as a share of the tokens",
-        lambda sums: _ess(sums, sums["w"], sums["vv"]),
+        lambda sums: _ess(sums, sums["w"], sums["v2"]),
     ),
     Statistic(
         "chi2_token",
         "M(exp(2 d)) - 1, |d| at most 20",
         "verl rollout_corr/chi2_token",
-        _mean("vv", plus=-1.0),
+        _mean("vv"),
     ),
     Statistic("equal_tokens", "tokens with d = 0", "", _value("equal"), is_count=True),
     Statistic(

@@ -17,9 +17,10 @@ import pyarrow as pa
 
 from trajreplay.query.mismatch.statistics import (
     LOG_RATIO_LIMIT,
+    NEAR,
+    POWERS,
     QUANTILES,
     SEQUENCE_SUMS,
-    SERIES_BELOW,
     TOKEN_SUMS,
     PartialSum,
 )
@@ -40,21 +41,11 @@ _VERSION = """, unnest(CASE
     ELSE list_transform(range(len(mask)), lambda i: list_filter(
       spans, lambda span: span.start <= i AND i < span.stop)[1].version)
   END) AS used"""
-_TERMS = """
-SELECT *, CASE WHEN a <= {small} THEN 1 + d + k3 ELSE e END AS w,
-       CASE WHEN a <= {small} THEN 1 + d + k3 WHEN a <= {limit} THEN e
-            ELSE exp(least(greatest(d, -{limit}), {limit})) END AS v
-FROM (
-  SELECT *, CASE WHEN a <= {small} THEN even + odd ELSE e - 1 - d END AS k3,
-         CASE WHEN a <= {small} THEN even - odd ELSE exp(-d) - 1 + d END AS reverse,
-         CASE WHEN a <= {small}
-              THEN h / 4 * (1.0 / 2 - h / 4 * (1.0 / 12 - h / 4 * (1.0 / 45 - h * 17 / 10080)))
-              ELSE a / 2 + ln(1 + exp(-a)) - ln(2) END AS js
-  FROM (
-    SELECT *, h * (1.0 / 2 + h * (1.0 / 24 + h * (1.0 / 720 + h / 40320))) AS even,
-           d * h * (1.0 / 6 + h * (1.0 / 120 + h / 5040)) AS odd,
-           CASE WHEN a > {small} THEN exp(d) END AS e
-    FROM (SELECT *, abs(d) AS a, d * d AS h FROM ({valid}))))"""
+# What is reckoned of every far token; not the others, so that exp is taken of few.
+_FAR = """
+SELECT *, e - 1 - d AS k3, exp(-d) - 1 + d AS reverse,
+       CASE WHEN a <= {limit} THEN e ELSE exp(least(greatest(d, -{limit}), {limit})) END AS v
+FROM (SELECT *, exp(d) AS e FROM ({valid}) WHERE NOT a <= {near})"""
 
 
 class Place(NamedTuple):
@@ -72,6 +63,7 @@ class SumPlan:
     Args:
         thresholds: |d| beyond which tokens are counted.
         cap: Where importance ratios are truncated.
+        by_key: Whether samples of several captures, or lengths, are told apart.
         by_position: Whether positions are told apart, in powers of two.
         by_version: Whether the weights that sampled a token are told apart.
         any_version: Whether tokens count that other weights sampled than recomputed them.
@@ -79,6 +71,7 @@ class SumPlan:
 
     thresholds: tuple[float, ...] = (0.5, 1.0)
     cap: float = 2.0
+    by_key: bool = False
     by_position: bool = False
     by_version: bool = False
     any_version: bool = False
@@ -87,6 +80,16 @@ class SumPlan:
     def by_token(self) -> bool:
         """Whether the tokens of one sample count in different places."""
         return self.by_position or self.by_version
+
+    @property
+    def places(self) -> str:
+        """What the tokens of a piece are grouped by, in SQL."""
+        return "row, position, version" if self.by_token else "row"
+
+    @property
+    def delta_columns(self) -> tuple[str, ...]:
+        """What is kept of each difference beside its size."""
+        return (*(("key",) if self.by_key else ()), *(("position", "version") * self.by_token))
 
     @property
     def sums(self) -> tuple[PartialSum, ...]:
@@ -110,20 +113,34 @@ class SumPlan:
             f"FROM ({_FLAT.format(extra=extra)}) WHERE m <> 0{same}"
         )
 
+    @property
+    def near(self) -> float:
+        """The difference up to which tokens are near: beyond no threshold and not truncated."""
+        return min(NEAR, math.log(self.cap), *self.thresholds)
+
     def statement(self, *, versioned: bool) -> str:
         """One row a sample, or where tokens are told apart one a sample and place."""
-        terms = _TERMS.format(
-            small=repr(SERIES_BELOW),
-            limit=repr(LOG_RATIO_LIMIT),
-            valid=self.tokens(versioned=versioned),
+        valid = f"SELECT *, abs(d) AS a, d * d AS h FROM ({self.tokens(versioned=versioned)})"
+        places = self.places
+        powers = ", ".join(f"{sql} AS {name}" for name, sql in POWERS.items())
+        near = ", ".join(f"{one.near} AS {one.name}" for one in self.sums)
+        far = _FAR.format(limit=repr(LOG_RATIO_LIMIT), valid=valid, near=repr(self.near))
+        found = (
+            f"SELECT {places}, {near} FROM (SELECT {places}, {powers} FROM ({valid}) "
+            f"WHERE a <= {self.near!r} GROUP BY {places}) UNION ALL SELECT {places}, "
+            f"{', '.join(one.aggregate for one in self.sums)} FROM ({far}) GROUP BY {places}"
         )
-        places = "row, key, position, version"
-        taken = ", ".join(one.aggregate for one in self.sums)
-        found = f"SELECT {places}, {taken} FROM ({terms}) GROUP BY {places}"
+        joined = ", ".join(one.joined for one in self.sums)
+        found = f"SELECT {places}, {joined} FROM ({found}) GROUP BY {places}"
         if self.by_token:
             return f"{found} ORDER BY ALL"
         sequence = ", ".join(f"{one.sql} AS {one.name}_of" for one in SEQUENCE_SUMS)
         return f"SELECT *, {sequence} FROM ({found}) ORDER BY row"
+
+    def differences(self, *, versioned: bool) -> str:
+        """The sizes of the differences of a piece, and where they count."""
+        columns = ", ".join((*self.delta_columns, "abs(d) AS a"))
+        return f"SELECT {columns} FROM ({self.tokens(versioned=versioned)})"
 
 
 _SAME_VERSION = " AND (version IS NULL OR used IS NULL OR used = version)"
@@ -155,12 +172,9 @@ class TokenSums:
     of_other_version: int = 0
 
     def __post_init__(self) -> None:
-        self.run(
-            lambda: self.connection.execute(
-                "CREATE OR REPLACE TEMP TABLE deltas "
-                "(key INTEGER, position BIGINT, version BIGINT, a DOUBLE)"
-            ).fetchall()
-        )
+        kept = "".join(f"{name} BIGINT, " for name in self.plan.delta_columns)
+        made = f"CREATE OR REPLACE TEMP TABLE deltas ({kept}a DOUBLE)"
+        self.run(lambda: self.connection.execute(made).fetchall())
 
     def add(self, piece: pa.Table) -> None:
         """Take the sums of one piece and keep its differences."""
@@ -168,15 +182,12 @@ class TokenSums:
         known = piece["version"].null_count < len(piece)
         versioned = spans and (self.plan.by_version or (known and not self.plan.any_version))
         statement = self.plan.statement(versioned=versioned)
-        tokens = self.plan.tokens(versioned=versioned)
-        split = "position, version" if self.plan.by_token else "NULL, NULL"
+        kept = f"INSERT INTO deltas {self.plan.differences(versioned=versioned)}"
 
         def work() -> pa.Table:
             self.connection.register("piece", piece)
             found = self.connection.sql(statement).to_arrow_table()
-            self.connection.execute(
-                f"INSERT INTO deltas SELECT key, {split}, abs(d) FROM ({tokens})"
-            ).fetchall()
+            self.connection.execute(kept).fetchall()
             if versioned and not self.plan.any_version:
                 valid = self.connection.execute("SELECT sum(list_sum(mask)) FROM piece")
                 self.of_other_version += int(valid.fetchall()[0][0] or 0)
@@ -185,18 +196,19 @@ class TokenSums:
         found = self.run(work)
         if versioned and not self.plan.any_version:
             self.of_other_version -= sum(found["n"].to_pylist())
-        self._keep(found)
+        self._keep(piece["key"].to_pylist(), found)
 
-    def _keep(self, found: pa.Table) -> None:
+    def _keep(self, keys: Sequence[int], found: pa.Table) -> None:
         columns = {name: found[name].to_pylist() for name in found.column_names}
         rows: dict[Place, list[int]] = {}
-        places = zip(columns["key"], columns["position"], columns["version"], strict=True)
-        for row, place in enumerate(places):
-            rows.setdefault(Place(*place), []).append(row)
+        unsplit = [None] * len(found)
+        split = [columns.get(name, unsplit) for name in ("position", "version")]
+        for row, (sample, *place) in enumerate(zip(columns["row"], *split, strict=True)):
+            rows.setdefault(Place(keys[sample], *place), []).append(row)
         sums = list(self.plan.sums) + ([] if self.plan.by_token else _OF_SEQUENCES)
         for where, chosen in rows.items():
             taken = {
-                one.name: taken_together(one, [columns[_column(one)][row] for row in chosen])
+                one.name: taken_together(one, list(map(columns[_column(one)].__getitem__, chosen)))
                 for one in sums
             }
             self.parts.setdefault(where, []).append(taken)
@@ -217,12 +229,9 @@ class TokenSums:
                 "g": pa.array(list(group_of.values()), pa.int32()),
             }
         )
-        same = "".join(
-            f" AND deltas.{name} IS NOT DISTINCT FROM groups.{name}"
-            for name in ("position", "version")
-            if self.plan.by_token
+        same = " AND ".join(
+            f"deltas.{name} IS NOT DISTINCT FROM groups.{name}" for name in self.plan.delta_columns
         )
-        source = f"deltas JOIN groups ON deltas.key = groups.key{same}"
 
         def work() -> list[Any]:
             if one_group:
@@ -231,7 +240,7 @@ class TokenSums:
                 return [(next(iter(group_of.values())), found[0])]
             self.connection.register("groups", groups)
             return self.connection.execute(
-                f"SELECT g, quantile_cont(a, {wanted}) FROM {source} GROUP BY g"
+                f"SELECT g, quantile_cont(a, {wanted}) FROM deltas JOIN groups ON {same} GROUP BY g"
             ).fetchall()
 
         return dict(self.run(work)) if group_of else {}
