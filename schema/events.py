@@ -55,6 +55,7 @@ HEARTBEAT_FIELDS = (
     EventField("over_0_5", "Valid tokens with |old - rollout| log-prob above 0.5.", "sum"),
     EventField("over_1_0", "Valid tokens with |old - rollout| log-prob above 1.0.", "sum"),
     EventField("abs_delta_max", "Largest |old - rollout| log-prob of a valid token.", "largest"),
+    EventField("abs_delta", "Token mean of |old - rollout| log-prob.", "weighted"),
     EventField("generation_kl", "Token mean of k3 with d = old - rollout.", "weighted"),
 )
 # Written once, by each rank that closes its recorder after a clean end of the training.

@@ -188,7 +188,9 @@ def _nothing(
         why.append(f"{len(left_out)} incomplete {level}s were left out")
         hint = "To read incomplete ones as far as they go: --allow-partial"
     return QueryError(
-        f"run {run_id!r}: nothing to compare of {reading.pair}: {'; '.join(why)}", hint=hint
+        f"run {run_id!r}: nothing to compare of {reading.pair}: {'; '.join(why)}",
+        hint=hint,
+        compared=0,
     )
 
 
