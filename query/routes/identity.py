@@ -77,12 +77,22 @@ def solve(identities: tuple[TensorRecord, ...], lengths: tuple[int, ...] | None)
         lengths: Valid tokens of the samples that may be in it, in the order in which they were
             fetched; None where they are not known.
     """
-    cp_size = len(identities)
     shape = identities[0].shape
     if any(one.shape != shape for one in identities) or len(shape) != 3 or shape[2] != 3:
         return Solution(None)
+    found = _search(identities, lengths)
+    if lengths is None or found.composition or len(found.mismatched) < len(identities):
+        return found
+    # None of the fetched samples explains anything of it: it may hold others.
+    guessed = _search(identities, None)
+    return Solution(None, found.mismatched) if guessed.mismatched else Solution(None)
+
+
+def _search(identities: tuple[TensorRecord, ...], lengths: tuple[int, ...] | None) -> Solution:
+    cp_size = len(identities)
+    batch, rows, _ = identities[0].shape
     best: tuple[int, ...] | None = None
-    candidates, whole = _candidates(shape[0], shape[1], cp_size, lengths)
+    candidates, whole = _candidates(batch, rows, cp_size, lengths)
     count = 0
     for candidate in candidates:
         count += 1

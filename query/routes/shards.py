@@ -52,6 +52,7 @@ def check_shards(
             _check_peers(batch, block, shards, say)
             first = tuple(shards[block.at(place)[0]] for place in range(topology.cp_size))
             known = fetched.get((batch.stage, batch.step, block.ranks[0]), ())
+            known = known if _covers(trace, batch, block, known) else ()
             held = _check_block(batch, block, first, known, solved, trusted, say)
             undecided += held.composition is None
             found.append(held)
@@ -99,6 +100,18 @@ def _fetched(trace: Trace) -> dict[tuple[str, int, int], tuple[PayloadSample, ..
         key: tuple(sorted(samples, key=lambda one: one.sample_idx))
         for key, samples in found.items()
     }
+
+
+def _covers(trace: Trace, batch: Batch, block: Block, fetched: tuple[PayloadSample, ...]) -> bool:
+    """Whether what was fetched has as many tokens as the micro-batches of the pass at least."""
+    held = sum(
+        shards[block.at(place)[0]].verified or 0
+        for other, shards in trace.shards.items()
+        if (other.stage, other.step) == (batch.stage, batch.step)
+        for place in range(len(block.ranks) // block.tensor)
+        if block.at(place)[0] in shards
+    )
+    return held <= sum(one.valid_length for one in fetched)
 
 
 def _check_peers(batch: Batch, block: Block, shards: dict[int, Shard], say: RouteFindings) -> None:

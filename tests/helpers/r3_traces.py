@@ -164,6 +164,12 @@ def make_trace(layout: Layout, seed: int = 0) -> Trace:
     return trace
 
 
+def samples_of(layout: Layout, seed: int = 0) -> list[Sample]:
+    """The samples of the first replica and step."""
+    random = np.random.default_rng(seed)
+    return [_sample(layout, random, length) for length in layout.lengths]
+
+
 def _sample(layout: Layout, random: np.random.Generator, length: int) -> Sample:
     width = layout.total_layers if layout.full else len(layout.layers)
     routes = np.zeros((length, width, layout.top_k), np.int8)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.r3_defects import DEFECTS
-from tests.helpers.r3_traces import Layout, Trace, make_trace
+from tests.helpers.r3_traces import Layout, Trace, make_shard, make_trace, samples_of, tensor_record
 from trajreplay.query.routes import RoutePolicy, RouteReport, check_routes
 
 LAYOUTS = {
@@ -155,6 +155,28 @@ def test_the_finding_says_which_stage_rank_and_layer(tmp_path: Path) -> None:
     found = {one.rule: one.where for one in checked(trace).findings if one.severity == "failure"}
     assert found["rank.coverage"]["rank"] == 0
     assert found["layer.coverage"] == {"stage": "train", "trace_step": 1, "rank": 5, "layer": 4}
+
+
+def test_producers_of_the_first_group_alone_are_enough() -> None:
+    """As a single controller traces it, which commits prompt by prompt."""
+    trace = make_trace(LAYOUTS["context"])
+    first = next(trace.records(event="rollout_payload_sample"))["key"]
+    name = next(iter(trace.files))
+    trace.files[name] = [one for one in trace.files[name] if one["key"] == first]
+    report = checked(trace)
+    assert report.verdict == "pass"
+    assert [one.severity for one in report.findings] == ["remark"]
+
+
+@pytest.mark.parametrize("queue", [True, False])
+def test_a_shard_that_is_cut_elsewhere_leaves_positions_out(queue: bool) -> None:
+    whole = Layout(context=2, lengths=(16,), microbatch=1, queue=queue)
+    trace = make_trace(whole)
+    shard = make_shard(replace(whole, context=1), samples_of(whole)[:1], 0)
+    for one in trace.records(event="cp_routed_experts", cp_rank=1):
+        one["token_identity"] = tensor_record(shard["identity"][:, 3:11])
+        one["cp_token_identity_verified_count"] = 8
+    assert failed(checked(trace)) == {"cp.reassembly"}
 
 
 def test_a_search_that_is_too_large_leaves_it_open() -> None:
