@@ -12,6 +12,7 @@ from trajreplay.schema.identity import ParallelCoordinates
 from trajreplay.schema.settings import Settings
 from trajreplay.schema.tables import OWN_LENGTH, SAMPLE_TABLES
 from trajreplay.stages.capability import Ability, ability, reused_ability
+from trajreplay.stages.contract_checks import CHECKED
 from trajreplay.stages.plugins import Plugin
 from trajreplay.stages.report import StageResult
 from trajreplay.stages.scoring import SCORED
@@ -141,6 +142,7 @@ class Recipes:
             if name in table and table[name].is_floating and name not in read
         )
         wanted = dict.fromkeys([*names, *sorted(reads | writes), *optional, *unread])
+        wanted |= dict.fromkeys(CHECKED if "sample" in abilities else ())
         if self._reward is not None and "reward.raw" in abilities:
             wanted |= dict.fromkeys(SCORED)
         if self._everything:

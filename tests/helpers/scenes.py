@@ -46,7 +46,7 @@ def drawn(
             ("log_probs", 0.3),
         ):
             drift = base + numbers.normal(0.0, spread, length)
-            one.columns[name] = torch.tensor(drift, dtype=torch.float32)
+            one.columns[name] = torch.tensor(np.minimum(drift, -1e-3), dtype=torch.float32)
         one.columns["entropy"] = torch.tensor(numbers.random(length) + 0.5, dtype=torch.float32)
         one.micro_batch_id = f"mb-{row % 4 // 2:04d}"
         samples.append(one)

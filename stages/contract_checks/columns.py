@@ -1,0 +1,109 @@
+"""The columns of one cohort as flat arrays, and where a finding points."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from trajreplay.schema.settings import Settings
+from trajreplay.stages.packed import list_lengths, packed_values
+from trajreplay.stages.report import Finding, Severity
+
+Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass
+class Columns:
+    """The samples of one cohort.
+
+    Args:
+        table: Its rows; list columns as long as `response_length` says.
+        settings: The arithmetic in force.
+        dtypes: dtype in which the producer held each column.
+        rollout_id: The rollout that it is, or belongs to.
+        stages: Stages that are recomputed.
+    """
+
+    table: pa.Table
+    settings: Settings
+    dtypes: dict[str, str]
+    rollout_id: int
+    stages: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        self._flat: dict[str, Floats] = {}
+
+    def has(self, *names: str) -> bool:
+        """Whether columns were captured of every sample."""
+        there = self.table.column_names
+        return all(one in there and not self.table[one].null_count for one in names)
+
+    def tokens(self, name: str) -> Floats:
+        """(N,) A token column."""
+        if name not in self._flat:
+            self._flat[name] = packed_values(self.table[name]).numpy()
+        return self._flat[name]
+
+    def scalars(self, name: str) -> Floats:
+        """(S,) float64. A column of one number a sample."""
+        return np.asarray(self.table[name].to_numpy(), np.float64)
+
+    @cached_property
+    def lengths(self) -> Ints:
+        """(S,) Response tokens."""
+        return list_lengths(self.table["loss_mask"])
+
+    @cached_property
+    def offsets(self) -> Ints:
+        """(S+1,) Where the tokens of each sample begin."""
+        return np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
+
+    @cached_property
+    def mask(self) -> Flags:
+        """(N,) Trainable tokens."""
+        return np.asarray(packed_values(self.table["loss_mask"]).numpy() != 0)
+
+    @cached_property
+    def ranks(self) -> Ints:
+        """(S,) The rank of each sample."""
+        return np.asarray(self.table["rank"].to_numpy(), np.int64)
+
+    @cached_property
+    def groups(self) -> Ints:
+        """(S,) The group of each sample, numbered; of several rollouts each its own."""
+        names = [one for one in _GROUP if self.has(one)]
+        rows = list(zip(*(self.table[one].to_pylist() for one in names), strict=True))
+        numbers = {row: number for number, row in enumerate(dict.fromkeys(rows))}
+        return np.array([numbers[row] for row in rows], np.int64)
+
+    def finding(
+        self,
+        check: str,
+        severity: Severity,
+        message: str,
+        *,
+        sample: int | None = None,
+        token: int | None = None,
+        stage: str = "sample",
+    ) -> Finding:
+        """A finding at a sample, or at one of its tokens, which counts from its beginning."""
+        name = None if sample is None else str(self.table["sample_id"][sample].as_py())
+        return Finding(check, severity, message, stage=stage, sample_id=name, token=token)
+
+    def at(
+        self, check: str, severity: Severity, message: str, place: int, stage: str = "sample"
+    ) -> Finding:
+        """A finding at a packed token."""
+        sample = int(np.searchsorted(self.offsets, place, side="right")) - 1
+        token = place - int(self.offsets[sample])
+        return self.finding(check, severity, message, sample=sample, token=token, stage=stage)
+
+
+_GROUP = ("source_attempt", "source_rollout_id", "group_id")

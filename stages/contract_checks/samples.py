@@ -1,0 +1,205 @@
+"""Checks of samples, groups and ranks: duplicates, mixed prompts, constant groups, weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow.compute as pc
+
+from trajreplay.stages.contract_checks.columns import Columns
+from trajreplay.stages.packed import list_lengths, packed_values
+from trajreplay.stages.report import Finding
+
+# Tokens that two samples, or two ranks, must share before that is no chance.
+ENOUGH = 8
+DOUBLED = 32
+_WITNESSES = ("rollout_log_probs", "old_log_probs", "log_probs")
+# A reward below this is as good as 0.
+NOISE = 1e-5
+# A reward is near 1 / epsilon from this part of it on.
+NEAR = 0.01
+
+
+def check_samples(given: Columns) -> Iterator[Finding]:
+    """Everything about samples, groups and ranks."""
+    yield from _duplicates(given)
+    if given.has("group_id"):
+        yield from _constant_groups(given)
+        yield from _mixed_prompts(given)
+    yield from _near_epsilon(given)
+    yield from _masked_advantages(given)
+    yield from _weights(given)
+
+
+def _duplicates(given: Columns) -> Iterator[Finding]:
+    """Samples with the same log-probs bit by bit, and ranks that hold nothing else."""
+    name = next((one for one in _WITNESSES if given.has(one)), None)
+    if name is None or len(given.lengths) < 2:
+        return
+    values = given.tokens(name)
+    bounds = given.offsets.tolist()
+    seen: dict[bytes, int] = {}
+    first_of = np.full(len(given.lengths), -1, np.int64)
+    for row in range(len(given.lengths)):
+        start, stop = bounds[row], bounds[row + 1]
+        if stop - start < ENOUGH or values[start] == values[stop - 1] == values[start + 1]:
+            continue
+        found = seen.setdefault(values[start:stop].tobytes(), row)
+        if found != row:
+            first_of[row] = found
+    twice = (first_of >= 0).nonzero()[0]
+    if not len(twice):
+        return
+    doubled = _doubled_rank(given, first_of)
+    if doubled is not None:
+        rank, other = doubled
+        message = (
+            f"rank {rank} holds the samples of rank {other} under other ids, {name} equal bit by "
+            "bit: a copy that counts twice; state its tensor rank, or shard the data"
+        )
+        yield given.finding("rank.doubled", "error", message)
+        return
+    row, source = int(twice[0]), int(first_of[twice[0]])
+    message = (
+        f"{len(twice)} samples have the {name} of another sample bit by bit, here of "
+        f"{given.table['sample_id'][source].as_py()}"
+    )
+    yield given.finding("sample.duplicated", "warning", message, sample=row)
+
+
+def _doubled_rank(given: Columns, first_of: np.ndarray) -> tuple[int, int] | None:
+    for rank in np.unique(given.ranks).tolist():
+        mine = given.ranks == rank
+        origins = first_of[mine]
+        if int(given.lengths[mine].sum()) < DOUBLED or len(origins) < 2 or (origins < 0).any():
+            continue
+        others = np.unique(given.ranks[origins])
+        if len(others) == 1 and int(others[0]) != rank:
+            return rank, int(others[0])
+    return None
+
+
+def _constant_groups(given: Columns) -> Iterator[Finding]:
+    """Groups whose raw rewards are all equal, and whose rewards are not 0."""
+    reward = given.settings.reward
+    centred = reward.baseline in ("mean", "leave-one-out") and reward.grouping == "group"
+    told = "reward.post_process" in given.stages  # which says so itself, and what should be
+    if told or not centred or reward.weights or not given.has("raw_reward", "reward"):
+        return
+    raw, used, groups = given.scalars("raw_reward"), given.scalars("reward"), given.groups
+    if not np.isfinite(raw).all():
+        return  # stage reward.raw says so
+    size = int(groups.max()) + 1 if len(groups) else 0
+    low, high = np.full(size, np.inf), np.full(size, -np.inf)
+    np.minimum.at(low, groups, raw)
+    np.maximum.at(high, groups, raw)
+    counts = np.bincount(groups, minlength=size)
+    odd = ((low == high)[groups] & (counts > 1)[groups] & (np.abs(used) > NOISE)).nonzero()[0]
+    if len(odd):
+        row = int(odd[0])
+        message = (
+            f"{len(np.unique(groups[odd]))} groups have equal raw rewards and rewards that are not "
+            f"0, here {raw[row]:.6g} and {used[row]:.6g}: a rounding error over epsilon, or a "
+            "reward that was shaped after the filter"
+        )
+        yield given.finding("group.constant", "warning", message, sample=row)
+
+
+def _mixed_prompts(given: Columns) -> Iterator[Finding]:
+    """Groups whose members have other prompt tokens."""
+    if not given.has("tokens", "total_length"):
+        return
+    total = np.asarray(given.table["total_length"].to_numpy(), np.int64)
+    held = list_lengths(given.table["tokens"])
+    if not np.array_equal(held, total):
+        return  # without the prompt
+    prompts = total - given.lengths
+    tokens = packed_values(given.table["tokens"]).numpy()
+    starts = np.concatenate([[0], np.cumsum(held)])
+    first: dict[int, bytes] = {}
+    mixed: list[int] = []
+    for row, group in enumerate(given.groups.tolist()):
+        prompt = tokens[starts[row] : starts[row] + max(int(prompts[row]), 0)].tobytes()
+        if first.setdefault(group, prompt) != prompt:
+            mixed.append(row)
+    if mixed:
+        message = (
+            f"{len(mixed)} samples have another prompt than the first of their group, here of "
+            f"{given.table['group_id'][mixed[0]].as_py()}: groups are of one prompt"
+        )
+        yield given.finding("group.mixed-prompts", "warning", message, sample=mixed[0])
+
+
+def _near_epsilon(given: Columns) -> Iterator[Finding]:
+    """Rewards of the size of 1 / epsilon: a deviation that was never filled."""
+    reward = given.settings.reward
+    divided = reward.divide_by_std and reward.grouping != "none"
+    if not divided or not 0 < reward.epsilon <= 1e-3 or not given.has("raw_reward", "reward"):
+        return
+    used, raw = np.abs(given.scalars("reward")), np.abs(given.scalars("raw_reward"))
+    odd = ((used >= NEAR / reward.epsilon) & (used > 100 * raw)).nonzero()[0]
+    if len(odd):
+        row = int(odd[0])
+        message = (
+            f"{len(odd)} rewards are of the size of 1 / epsilon, here {used[row]:.4g} from "
+            f"{raw[row]:.4g}: they were divided by epsilon alone"
+        )
+        stage = "reward.post_process"
+        yield given.finding("reward.near-epsilon", "warning", message, sample=row, stage=stage)
+
+
+def _masked_advantages(given: Columns) -> Iterator[Finding]:
+    """Masked tokens with an advantage in some samples, and without one in all others."""
+    if not given.has("advantages") or given.mask.all() or not len(given.mask):
+        return
+    values = given.tokens("advantages")
+    owner = np.repeat(np.arange(len(given.lengths)), given.lengths)
+    masked = np.bincount(owner[~given.mask], minlength=len(given.lengths))
+    filled = np.bincount(owner[~given.mask & (values != 0)], minlength=len(given.lengths))
+    live = np.zeros(len(given.lengths), bool)
+    np.logical_or.at(live, owner, values != 0)
+    there = (masked > 0) & live
+    some, none = there & (filled > 0), there & (filled == 0)
+    if some.any() and none.any():
+        row = int(some.nonzero()[0][0])
+        message = (
+            f"{int(some.sum())} samples have advantages at masked tokens, and {int(none.sum())} "
+            "others have 0 at all of theirs: they were not made in one way"
+        )
+        stage = "advantage.estimate"
+        yield given.finding("advantage.masked", "info", message, sample=row, stage=stage)
+
+
+def _weights(given: Columns) -> Iterator[Finding]:
+    """Weight versions: mixed within a sample, going back, or never counted."""
+    if not given.has("weight_versions"):
+        return
+    column = given.table["weight_versions"]
+    versions = pc.struct_field(pc.list_flatten(column), "version").to_numpy()
+    if not len(versions):
+        return
+    counts = list_lengths(column)
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    owner = np.repeat(np.arange(len(counts)), counts)
+    same = owner[1:] == owner[:-1]
+    step = np.diff(versions)
+    mixed, back = np.unique(owner[1:][same & (step != 0)]), owner[1:][same & (step < 0)]
+    if len(back):
+        row = int(back[0])
+        message = f"{len(back)} spans were sampled by older weights than the span before them"
+        yield given.finding("weights.backwards", "warning", message, sample=row)
+    if len(mixed):
+        row = int(mixed[0])
+        found = ", ".join(map(str, versions[starts[row] : starts[row + 1]].tolist()[:4]))
+        message = (
+            f"{len(mixed)} samples were sampled by several weight versions, here {found}: legal "
+            "only with partial rollouts"
+        )
+        yield given.finding("weights.mixed", "warning", message, sample=row)
+    if given.rollout_id >= 2 and not versions.any() and len(counts) > 1:
+        message = (
+            f"every weight version is 0 at rollout {given.rollout_id}: versions that are never "
+            "counted say nothing of staleness"
+        )
+        yield given.finding("weights.never-counted", "warning", message)
