@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from trajreplay.query.capture_sets import CaptureSet, CaptureSets, capture_sets
-from trajreplay.query.catalog import Catalog, Cohort
+from trajreplay.query.capture_sets import CaptureSet
+from trajreplay.query.catalog import Cohort
 from trajreplay.query.differences.align import align
 from trajreplay.query.differences.compare import (
     FieldDifference,
@@ -18,13 +16,9 @@ from trajreplay.query.differences.compare import (
     compare_column,
     compare_scalar,
 )
-from trajreplay.query.differences.report import (
-    DiffReport,
-    Distribution,
-    SettingDifference,
-    stage_order,
-)
-from trajreplay.query.lineage import lineages
+from trajreplay.query.differences.distributions import distribution
+from trajreplay.query.differences.report import DiffReport, SettingDifference, stage_order
+from trajreplay.query.differences.side import Side
 from trajreplay.query.reading import read_columns
 from trajreplay.schema.columns import Column, Table
 from trajreplay.schema.contracts import STAGE_OF_COLUMN
@@ -34,54 +28,6 @@ from trajreplay.schema.tables import SAMPLE_TABLES
 
 _ROLES = ("input", "output")
 _GROUPS = ("group_id", "group_size")  # whose they are; names of another run mean nothing
-
-
-@dataclass(frozen=True)
-class Side:
-    """One of the two: a run of a lake, in the lineage of its newest attempt or of another.
-
-    Args:
-        catalog: The lake.
-        run_id: The run.
-        attempt: The attempt that is followed; None for the newest.
-        sets: Its capture sets.
-    """
-
-    catalog: Catalog
-    run_id: str
-    attempt: int | None
-    sets: CaptureSets
-
-    def __str__(self) -> str:
-        attempt = "" if self.attempt is None else f" attempt {self.attempt}"
-        return f"run {self.run_id}{attempt}"
-
-    @property
-    def cohorts(self) -> dict[tuple[int, int | None], Cohort]:
-        """Its cohorts by rollout and step."""
-        return {(one.rollout_id, one.step_id): one for one in self.sets}
-
-
-def side_of(catalog: Catalog, run_id: str | None = None, attempt: int | None = None) -> Side:
-    """One side.
-
-    Args:
-        catalog: The lake.
-        run_id: The run; may be left out where the lake has only one.
-        attempt: The attempt to follow, instead of the newest.
-
-    Raises:
-        QueryError: There is no such run or attempt, or several runs and none was named.
-    """
-    if run_id is None:
-        runs = sorted(catalog.runs)
-        if len(runs) != 1:
-            raise QueryError(
-                f"the lake has {len(runs)} runs, expected one or the name of one: "
-                f"{', '.join(runs) or 'none'}"
-            )
-        run_id = runs[0]
-    return Side(catalog, run_id, attempt, capture_sets(catalog, lineages(catalog, run_id, attempt)))
 
 
 def diff(
@@ -204,7 +150,7 @@ def _compare_rows(
     if alignment.by is None:
         report.unaligned[label] = alignment.reason
         report.distributions += [
-            _distribution(cohort, one, left, right) for one in columns if one.role in _ROLES
+            distribution(cohort, one, left, right) for one in columns if one.role in _ROLES
         ]
         return []
     report.by_content += alignment.by == "content"
@@ -227,24 +173,6 @@ def _compare_rows(
         if alignment.by == "id" or column.name not in _GROUPS
     )
     return [one for one in compared if one is not None]
-
-
-def _distribution(cohort: Cohort, column: Column, left: pa.Table, right: pa.Table) -> Distribution:
-    numbers = [_summary(column, _whole(one[column.name])) for one in (left, right)]
-    count, mean, low, high = zip(*numbers, strict=True)
-    return Distribution(cohort.rollout_id, cohort.step_id, column.name, count, mean, low, high)
-
-
-def _summary(
-    column: Column, values: pa.Array
-) -> tuple[int, float | None, float | None, float | None]:
-    flat = (values.flatten() if column.is_list else values).drop_null()
-    if not pa.types.is_floating(flat.type) and not pa.types.is_integer(flat.type):
-        return len(flat), None, None, None
-    numbers = flat.cast(pa.float64())
-    finite = numbers.filter(pc.is_finite(numbers))
-    extremes = pc.min_max(finite).as_py()
-    return len(flat), pc.mean(finite).as_py(), extremes["min"], extremes["max"]
 
 
 def _compare_outputs(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
+from trajreplay.query.routes.counts import check_counts, check_valid, valid_rows, where_of
 from trajreplay.query.routes.findings import RouteFindings
 from trajreplay.query.routes.identity import Composition, Solution, solve
 from trajreplay.query.routes.policy import RoutePolicy
@@ -62,7 +63,7 @@ def check_shards(
             f"{undecided} of {len(found)} micro-batches: the lengths in them are not known, so "
             "that their hashes say which shards are equal, not which positions they hold",
         )
-    _check_counts(trace, policy, say)
+    check_counts(trace, policy, say)
     if not topology.blocks and trace.shards:
         say.unverified("cp.reassembly", "ranks are not numbered as Megatron numbers them")
     return found
@@ -124,7 +125,7 @@ def _check_peers(batch: Batch, block: Block, shards: dict[int, Shard], say: Rout
                     "cp.reassembly",
                     f"ranks {first} and {rank} should hold the same shard of micro-batch "
                     f"{batch.microbatch} in {batch.stage}, and do not",
-                    **_where(batch, shards[rank]),
+                    **where_of(batch, shards[rank]),
                 )
 
 
@@ -145,7 +146,7 @@ def _check_block(
             "cp.identity",
             f"micro-batch {batch.microbatch} of {batch.stage}: token identities were not verified "
             f"on every rank; set NRL_R3_TRACE_VERIFY_FORWARD=1",
-            **_where(batch, shards[0]),
+            **where_of(batch, shards[0]),
         )
         return nothing
     if not sum(count or 0 for count in counts):
@@ -153,7 +154,7 @@ def _check_block(
             "cp.identity",
             f"micro-batch {batch.microbatch} of {batch.stage}: no token identity was verified on "
             f"any of its {len(shards)} ranks",
-            **_where(batch, shards[0]),
+            **where_of(batch, shards[0]),
         )
         return nothing
     if _has_twins(batch, shards, say):
@@ -170,17 +171,17 @@ def _check_block(
             f"the shard of context-parallel rank {place} (rank {shard.origin.rank}) of micro-batch "
             f"{batch.microbatch} in {batch.stage} is not what is left of it by the others: no "
             "lengths and padding give its identities",
-            **_where(batch, shard),
+            **where_of(batch, shard),
         )
     if solution.composition:
-        _check_valid(batch, shards, solution.composition, say)
+        check_valid(batch, shards, solution.composition, say)
     return Held(batch, block, shards, fetched, solution.composition)
 
 
 def _has_twins(batch: Batch, shards: tuple[Shard, ...], say: RouteFindings) -> bool:
     """Look for positions that two ranks hold: equal identities, or equal rows in previews."""
     found = False
-    rows = [_valid_rows(shard.identity) for shard in shards]
+    rows = [valid_rows(shard.identity) for shard in shards]
     for place, shard in enumerate(shards):
         for other in range(place):
             before = shards[other]
@@ -192,56 +193,9 @@ def _has_twins(batch: Batch, shards: tuple[Shard, ...], say: RouteFindings) -> b
                     "cp.reassembly",
                     f"context-parallel ranks {other} and {place} hold the same positions of "
                     f"micro-batch {batch.microbatch} in {batch.stage}: others are nowhere",
-                    **_where(batch, shard),
+                    **where_of(batch, shard),
                 )
     return found
-
-
-def _check_valid(
-    batch: Batch, shards: tuple[Shard, ...], composition: Composition, say: RouteFindings
-) -> None:
-    for place, shard in enumerate(shards):
-        valid = sum(row[2] for row in composition.rows(place, len(shards)))
-        if shard.verified != valid:
-            say.fail(
-                "cp.reassembly",
-                f"rank {shard.origin.rank} verified {shard.verified} rows of micro-batch "
-                f"{batch.microbatch} in {batch.stage}, its shard has {valid}",
-                **_where(batch, shard),
-            )
-
-
-def _check_counts(trace: Trace, policy: RoutePolicy, say: RouteFindings) -> None:
-    """Shards of the same identities were counted alike, in whatever stage and on whatever rank."""
-    found: dict[str, list[tuple[int, Batch, Shard]]] = defaultdict(list)
-    for batch, shards in sorted(trace.shards.items()):
-        if batch.stage not in policy.stages:
-            continue
-        for shard in shards.values():
-            if shard.identity is None or shard.verified is None:
-                continue
-            rows = shard.identity.size // 3
-            known = len(_valid_rows(shard.identity)) if shard.identity.is_whole else None
-            wrong = shard.verified > rows or (known is not None and shard.verified != known)
-            if wrong and not _is_said(batch, shard, say):
-                say.fail(
-                    "cp.reassembly",
-                    f"rank {shard.origin.rank} verified {shard.verified} rows, its shard of "
-                    f"micro-batch {batch.microbatch} in {batch.stage} has {known or rows}",
-                    **_where(batch, shard),
-                )
-            found[shard.identity.sha256].append((shard.verified, batch, shard))
-    for alike in found.values():
-        most, where, _ = max(alike, key=lambda one: one[0])
-        for count, batch, shard in alike:
-            if count < most and not _is_said(batch, shard, say):
-                say.fail(
-                    "cp.reassembly",
-                    f"rank {shard.origin.rank} verified {count} rows of micro-batch "
-                    f"{batch.microbatch} in {batch.stage}, and {most} with the same identities in "
-                    f"{where.stage}",
-                    **_where(batch, shard),
-                )
 
 
 def _content(shard: Shard) -> object:
@@ -250,25 +204,3 @@ def _content(shard: Shard) -> object:
 
 def _hash(tensor: TensorRecord | None) -> str | None:
     return None if tensor is None else tensor.sha256
-
-
-def _valid_rows(identity: TensorRecord | None) -> set[tuple[int, int]]:
-    """Positions of valid rows that a preview shows."""
-    values = () if identity is None else identity.preview
-    rows = zip(values[0::3], values[1::3], values[2::3], strict=False)
-    return {(sample, position) for sample, position, valid in rows if valid == 1}
-
-
-def _is_said(batch: Batch, shard: Shard, say: RouteFindings) -> bool:
-    where = _where(batch, shard)
-    return any(one.rule == "cp.reassembly" and one.where == where for one in say.found)
-
-
-def _where(batch: Batch, shard: Shard) -> dict[str, object]:
-    return {
-        "stage": batch.stage,
-        "trace_step": batch.step,
-        "microbatch": batch.microbatch,
-        "rank": shard.origin.rank,
-        "cp_rank": shard.cp_rank,
-    }

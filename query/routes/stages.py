@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from trajreplay.query.routes.findings import RouteFindings
-from trajreplay.query.routes.installed import Put
+from trajreplay.query.routes.payloads import Put
 from trajreplay.query.routes.policy import RoutePolicy
 from trajreplay.query.routes.trace import Batch, Trace
 from trajreplay.schema.bundles.r3.records import Shard

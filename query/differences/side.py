@@ -1,0 +1,58 @@
+"""One of two runs that are held against each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trajreplay.query.capture_sets import CaptureSets, capture_sets
+from trajreplay.query.catalog import Catalog, Cohort
+from trajreplay.query.lineage import lineages
+from trajreplay.schema.errors import QueryError
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two: a run of a lake, in the lineage of its newest attempt or of another.
+
+    Args:
+        catalog: The lake.
+        run_id: The run.
+        attempt: The attempt that is followed; None for the newest.
+        sets: Its capture sets.
+    """
+
+    catalog: Catalog
+    run_id: str
+    attempt: int | None
+    sets: CaptureSets
+
+    def __str__(self) -> str:
+        attempt = "" if self.attempt is None else f" attempt {self.attempt}"
+        return f"run {self.run_id}{attempt}"
+
+    @property
+    def cohorts(self) -> dict[tuple[int, int | None], Cohort]:
+        """Its cohorts by rollout and step."""
+        return {(one.rollout_id, one.step_id): one for one in self.sets}
+
+
+def side_of(catalog: Catalog, run_id: str | None = None, attempt: int | None = None) -> Side:
+    """One side.
+
+    Args:
+        catalog: The lake.
+        run_id: The run; may be left out where the lake has only one.
+        attempt: The attempt to follow, instead of the newest.
+
+    Raises:
+        QueryError: There is no such run or attempt, or several runs and none was named.
+    """
+    if run_id is None:
+        runs = sorted(catalog.runs)
+        if len(runs) != 1:
+            raise QueryError(
+                f"the lake has {len(runs)} runs, expected one or the name of one: "
+                f"{', '.join(runs) or 'none'}"
+            )
+        run_id = runs[0]
+    return Side(catalog, run_id, attempt, capture_sets(catalog, lineages(catalog, run_id, attempt)))
