@@ -10,11 +10,13 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from trajreplay.capture.heartbeat import Noted, resolved
 from trajreplay.schema.errors import TrajReplayError
+from trajreplay.schema.events import dump_detail
 
 if TYPE_CHECKING:
     from trajreplay.capture.pending import Pending
@@ -35,11 +37,14 @@ class Handoff:
         identity: Arguments of `Lake.capture`.
         pending: What was recorded; None once it is given up.
         reason: Why it is given up.
+        events: Instead of a capture of samples, events; identity then has arguments of
+            `commit_events`.
     """
 
     identity: Mapping[str, Any]
     pending: Pending | None
     reason: str = ""
+    events: Sequence[Noted] = ()
 
     @property
     def held_bytes(self) -> int:
@@ -48,6 +53,8 @@ class Handoff:
 
     def given_up(self, reason: str) -> Handoff:
         """The same capture without its data."""
+        if self.events:  # too few bytes to be in the way
+            return self
         if self.pending is not None:
             self.pending.copier.release()
         return Handoff(self.identity, None, reason)
@@ -166,8 +173,17 @@ class Background:
     def _write(self, handoff: Handoff) -> None:
         from trajreplay.schema.lakefile import open_lake
         from trajreplay.writer import CaptureBuilder
+        from trajreplay.writer.events import Event, commit_events
 
-        with CaptureBuilder(open_lake(self._lake), **handoff.identity) as capture:
+        store = open_lake(self._lake)
+        if handoff.events:
+            rows = [
+                Event(name, dump_detail(name, resolved(fields)), time_us=time_us)
+                for name, time_us, fields in handoff.events
+            ]
+            commit_events(store, events=rows, **handoff.identity)
+            return
+        with CaptureBuilder(store, **handoff.identity) as capture:
             if handoff.pending is None:
                 capture.drop(handoff.reason)
             else:

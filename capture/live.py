@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from trajreplay.capture.copies import Copier, Slots
+from trajreplay.capture.heartbeat import Beat, Heartbeats
 from trajreplay.capture.outlet import Outlet
 from trajreplay.capture.pending import Pending
 from trajreplay.capture.recorder import Recorder
@@ -77,6 +79,11 @@ class LiveRecorder(Recorder):
             },
         )
 
+        self._closed = False
+        self._beat: Beat | None = None
+        self._heartbeats = Heartbeats(self._outlet.take_events)
+        atexit.register(self._at_exit)  # after that of the outlet, so that it is called before
+
     @_guarded
     def begin_rollout(self, rollout_id: int, **options: Any) -> None:
         """As of `Recorder`."""
@@ -85,6 +92,7 @@ class LiveRecorder(Recorder):
     @_guarded
     def begin_step(self, rollout_id: int, step_id: int, **options: Any) -> None:
         """As of `Recorder`."""
+        self._beat = Beat(rollout_id, step_id)
         self._begin("step", rollout_id, step_id, **options)
 
     def _begin(
@@ -150,6 +158,8 @@ class LiveRecorder(Recorder):
         origins: Mapping[str, Mapping[str, Any]] | None = None,
         **columns: Any,
     ) -> None:
+        if self._beat is not None and stage == "loss.policy":
+            self._beat.micro_batch(micro_batch, samples, scalars or {})
         if (pending := self._recording("step")) is not None:
             meaning = {"reduction": reduction, "scale": scale, "denominator": denominator}
             pending.micro_batch(
@@ -182,7 +192,11 @@ class LiveRecorder(Recorder):
     @_guarded
     def end_step(self, **scalars: float) -> None:
         """As of `Recorder`."""
-        if (pending := self._end("step")) is not None:
+        pending = self._end("step")
+        beat, self._beat = self._beat, None
+        if beat is not None:
+            self._heartbeats.add(beat, scalars)
+        if pending is not None:
             self._outlet.check(pending, scalars)
 
     def _end(self, level: Level) -> Pending | None:
@@ -231,5 +245,17 @@ class LiveRecorder(Recorder):
 
     def close(self, timeout_s: float | None = None) -> bool:
         """As of `Recorder`."""
+        if self._closed:
+            return self._outlet.close(timeout_s)
+        self._closed = True
+        atexit.unregister(self._at_exit)
         self.drop("recording was closed before it ended")
+        with self.guard("close"):
+            self._heartbeats.end()
         return self._outlet.close(timeout_s)
+
+    def _at_exit(self) -> None:
+        """The program ends, and nobody said how the training did."""
+        self.drop("the program ended before it did")
+        with self.guard("exit"):
+            self._heartbeats.flush()

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 from trajreplay.capture.background import Background, Handoff
+from trajreplay.capture.heartbeat import Noted
 from trajreplay.capture.pending import Pending
 from trajreplay.capture.ring import Ring
 from trajreplay.capture.selection import Selection
 from trajreplay.capture.switches import Switches
 from trajreplay.schema.errors import listed
-from trajreplay.schema.identity import ProducerInfo
+from trajreplay.schema.identity import ProducerInfo, make_key
 
 Fate = Literal["written", "held", "none"]
 _ROLLOUTS_HELD = 8  # whose consumer is not known yet
@@ -92,13 +93,27 @@ class Outlet:
     def _put(self, handoffs: Iterable[Handoff]) -> None:
         for one in handoffs:
             if reason := self.background.put(one):
-                where = one.identity["rollout_id"], one.identity["step_id"]
+                where = one.identity.get("rollout_id"), one.identity.get("step_id")
                 self.background.warn("queue", f"{_named(*where)} was dropped: {reason}")
         # In a test, what goes wrong in the other thread is raised in this one.
         if self._switches.strict and threading.current_thread() is threading.main_thread():
             self.background.flush()
             if self.background.errors:
                 raise self.background.errors.pop()
+
+    def take_events(
+        self, rollout_id: int | None, step_id: int | None, events: Sequence[Noted]
+    ) -> None:
+        """Take over events that are named after the first step of theirs."""
+        mine = self._identity
+        run_id, attempt, rank = (mine[name] for name in ("run_id", "attempt", "rank"))
+        key = make_key(run_id, attempt, "events", rollout_id, step_id, rank)
+        identity = {
+            "key": key,
+            "expected_ranks": mine["expected_ranks"],
+            "producer": mine["producer"],
+        }
+        self._put([Handoff(identity, None, events=tuple(events))])
 
     def close(self, timeout_s: float | None) -> bool:
         """Let go of what is held, and write the rest."""
@@ -107,5 +122,5 @@ class Outlet:
         return self.background.close(self._switches.close_s if timeout_s is None else timeout_s)
 
 
-def _named(rollout_id: int, step_id: int | None) -> str:
+def _named(rollout_id: int | None, step_id: int | None) -> str:
     return f"rollout {rollout_id}" + ("" if step_id is None else f" step {step_id}")

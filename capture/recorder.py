@@ -136,7 +136,8 @@ class Recorder:
         """End the open step and hand it over to be written.
 
         Args:
-            scalars: What else is known now and may be a trigger, such as grad_norm; not stored.
+            scalars: What else is known of it now: `grad_norm`, and other fields of a heartbeat,
+                such as `step`, the optimizer steps of the job so far. A trigger looks at any.
         """
 
     def drop(self, reason: str) -> None:
@@ -161,7 +162,9 @@ class Recorder:
         return True
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """End recording; the end of the program does it too.
+        """End recording, and note that the training ended as it should.
+
+        The end of the program writes what waits too, and leaves that note out.
 
         Args:
             timeout_s: How long to write; what is left then is noted as dropped.

@@ -217,8 +217,8 @@ class Hooks:
 
     def _end_step(self) -> None:
         if self._step is not None:
-            self._step = None
-            self._recorder.end_step()
+            step, self._step = self._step[0] + 1, None
+            self._recorder.end_step(step=step)
 
 
 def _by_token(advantages: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.captures import entries_of, verify
+from tests.helpers.captures import verify
 from tests.helpers.processes import ROOT
+from tests.helpers.recorded import captured
 from tests.helpers.recorded_training import STEPS, learn, recording
 from trajreplay import Lake
 from trajreplay.capture import CaptureWarning, Recorder
@@ -37,14 +38,14 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def by_status(lake: Lake, status: str) -> list[Entry]:
-    return [one for one in entries_of(lake) if one.status == status]
+    return [one for one in captured(lake) if one.status == status]
 
 
 def check(lake: Lake, *, dropped: int) -> None:
     """Nothing in the lake is broken, and each step is there, as data or as dropped."""
     verify(lake)
     assert len(by_status(lake, "dropped")) == dropped
-    assert len(entries_of(lake)) == STEPS
+    assert len(captured(lake)) == STEPS
     complete = [one.key.rollout_id for one in by_status(lake, "complete")]
     report = lake.replay()
     found = {one.rollout_id: one.verdict for one in report.cohorts}
@@ -119,7 +120,7 @@ def test_a_lake_that_vanishes_is_warned_of_once_and_found_again(lake: Lake, plai
     assert recorder.close()
     assert len(told) == 1
     verify(lake)
-    assert [one.key.rollout_id for one in entries_of(lake)] == [0, 1, 4, 5]
+    assert [one.key.rollout_id for one in captured(lake)] == [0, 1, 4, 5]
 
 
 def test_a_lake_that_cannot_hold_data_says_what_is_missing(lake: Lake, plain: str) -> None:
@@ -142,7 +143,7 @@ def test_a_killed_rank_leaves_whole_captures_only(lake: Lake) -> None:
     assert done.returncode == -9
     verify(lake)
     assert lake.validate().ok
-    found = entries_of(lake)
+    found = captured(lake)
     assert len(found) <= STEPS // 2 + 1
     assert all(one.status == "complete" for one in found)
 

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.captures import entries_of
 from tests.helpers.processes import free_port, run_all
-from tests.helpers.recorded import enabled
+from tests.helpers.recorded import captured, enabled
 from trajreplay import CaptureError, Lake, ParallelCoordinates, capture
 from trajreplay.capture.ranks import agree
 from trajreplay.schema.attempt import load_attempt
@@ -19,7 +18,7 @@ def test_two_ranks_record_one_step_of_one_attempt(lake: Lake) -> None:
     for attempt in range(2):
         port = free_port()
         run_all("tests.helpers.recording_ranks", [(lake.path, rank, port) for rank in range(2)])
-        entries = [one for one in entries_of(lake) if one.key.attempt == attempt]
+        entries = [one for one in captured(lake) if one.key.attempt == attempt]
         assert [one.key.rank for one in entries] == [0, 1]
         assert {one.expected_ranks for one in entries} == {(0, 1)}
     assert lake.replay(attempt=1).verdict == "pass"

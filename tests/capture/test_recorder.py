@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers.captures import entries_of
 from tests.helpers.cohorts import record
 from tests.helpers.recorded import (
+    captured,
     enabled,
     micro_batch,
     reasons,
@@ -75,7 +75,7 @@ def test_a_micro_batch_that_is_seen_again_is_taken_once(lake: Lake, again: int) 
             for _ in range(1 + again):
                 micro_batch(recorder, index, samples[4 * index :][:4])
     recorder.close()
-    (entry,) = entries_of(lake)
+    (entry,) = captured(lake)
     assert entry.rows == 8
     assert lake.replay().verdict == "pass"
 
@@ -110,12 +110,12 @@ def test_what_is_not_selected_is_not_copied(lake: Lake) -> None:
     chosen = capture.Selection(steps="1:0")
     recorder = enabled(lake, selection=chosen)
     with recorder.step(0, 0):
-        recorder.record_policy_loss(0, Untouchable(), advantages=Untouchable())  # type: ignore[arg-type]
+        recorder.record_policy_loss(0, [], advantages=Untouchable())
     for rollout_id in range(2):
         record_rollout(recorder, rollout_id)
         record_step(recorder, drawn(rollout_id=rollout_id), rollout_id)
     recorder.close()
-    assert {(one.key.kind, one.key.rollout_id) for one in entries_of(lake)} == {
+    assert {(one.key.kind, one.key.rollout_id) for one in captured(lake)} == {
         ("rollout", 1),
         ("step", 1),
     }
@@ -149,7 +149,7 @@ def test_what_goes_wrong_is_recorded_and_not_raised(lake: Lake, name: str) -> No
     record_step(recorder, samples, 0, 1)
     recorder.close()
     assert [one.category for one in told] == [CaptureWarning]
-    assert [(one.key.step_id, one.status) for one in entries_of(lake)] == [
+    assert [(one.key.step_id, one.status) for one in captured(lake)] == [
         (0, "dropped"),
         (1, "complete"),
     ]
@@ -213,7 +213,7 @@ def test_a_rank_without_rows_is_captured(lake: Lake) -> None:
     with recorder.step(0, 0):
         pass
     recorder.close()
-    assert [one.status for one in entries_of(lake)] == ["complete"]
+    assert [one.status for one in captured(lake)] == ["complete"]
 
 
 def test_each_start_is_another_attempt(lake: Lake) -> None:
@@ -222,7 +222,7 @@ def test_each_start_is_another_attempt(lake: Lake) -> None:
         assert recorder.attempt == expected
         record_rollout(recorder, expected)
         recorder.close()
-    found = {one.key.attempt: one.resumed_from for one in entries_of(lake)}
+    found = {one.key.attempt: one.resumed_from for one in captured(lake)}
     assert found == {0: None, 1: (0, 1), 2: (1, 2)}
     assert [one.attempt for one in lake.replay().cohorts] == [0, 1, 2]
 

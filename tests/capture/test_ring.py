@@ -11,9 +11,15 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.captures import entries_of
 from tests.helpers.processes import ROOT
-from tests.helpers.recorded import enabled, micro_batch, reasons, record_rollout, record_step
+from tests.helpers.recorded import (
+    captured,
+    enabled,
+    micro_batch,
+    reasons,
+    record_rollout,
+    record_step,
+)
 from tests.helpers.scenes import drawn
 from trajreplay import Lake, SchemaError
 from trajreplay.capture import Recorder, Selection
@@ -22,7 +28,7 @@ from trajreplay.capture.triggers import Triggers
 
 def kept(lake: Lake) -> list[tuple[int | None, int | None]]:
     """What is in the lake as data: rollout and step."""
-    found = [one for one in entries_of(lake) if one.status == "complete"]
+    found = [one for one in captured(lake) if one.status == "complete"]
     return sorted(
         [(one.key.rollout_id, one.key.step_id) for one in found],
         key=lambda one: (one[0], one[1] or -1),
@@ -54,7 +60,7 @@ def test_what_is_held_is_let_go_at_the_end(lake: Lake) -> None:
     recorder = enabled(lake, keep_last=2)
     fly(recorder, 3)
     recorder.close()
-    assert entries_of(lake) == []
+    assert captured(lake) == []
 
 
 def test_a_loss_that_is_no_number_writes_the_steps_before_it(lake: Lake) -> None:
@@ -166,3 +172,5 @@ def test_a_training_that_crashes_leaves_its_last_steps(lake: Lake) -> None:
     assert done.returncode == 1
     assert "ZeroDivisionError" in done.stderr
     assert [one[0] for one in kept(lake)] == [2, 3]
+    events = lake.sql("select event, count(*) as n from events group by 1").arrow()
+    assert events.to_pylist() == [{"event": "heartbeat", "n": 4}]  # it did not end as it should

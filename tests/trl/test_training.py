@@ -142,6 +142,11 @@ def test_the_environment_switches_it_on(
     texts = lake.sql("select distinct prompt, response[:7] as response from rollouts").arrow()
     assert set(texts["prompt"].to_pylist()) <= {one[:2] for one in PROMPTS}
     assert set(texts["response"].to_pylist()) == {"sha256:"}
+    events = lake.sql("select event, count(*) as n from events group by 1 order by 1").arrow()
+    assert events["n"].to_pylist() == [
+        3,
+        1,
+    ]  # heartbeats of steps that are not captured, and the end
     assert "_compute_loss" not in vars(trainer)
 
 

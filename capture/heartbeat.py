@@ -1,0 +1,118 @@
+"""Heartbeats: a few numbers of every optimizer step, captured or not, and how training ended."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trajreplay.schema.events import ENDED_CLEAN, HEARTBEAT, HEARTBEAT_FIELDS, TERMINAL
+from trajreplay.schema.records import SampleRecord
+
+_FIELDS = {one.name for one in HEARTBEAT_FIELDS}
+_AT_ONCE = 64
+_LATEST_S = 10.0  # what a killed process may lose
+Noted = tuple[str, int, dict[str, Any]]  # the event, its time in microseconds, its fields
+
+
+@dataclass
+class Beat:
+    """What is noted of the open step, from what passes by anyway.
+
+    Args:
+        rollout_id, step_id: The step.
+    """
+
+    rollout_id: int
+    step_id: int
+    _losses: dict[int | None, Any] = field(default_factory=dict)
+    _rewards: list[float] = field(default_factory=list)
+    _truncated: list[bool] = field(default_factory=list)
+
+    def micro_batch(
+        self, index: int | None, samples: Sequence[SampleRecord], scalars: Mapping[str, Any]
+    ) -> None:
+        """Note one micro-batch, once however often it is seen."""
+        if index in self._losses:
+            return
+        loss: Any = scalars.get("loss")
+        if hasattr(loss, "detach"):  # read when it is written: nothing waits for a device here
+            loss = loss.detach().clone()
+        self._losses[index] = loss
+        for one in samples:
+            if one.raw_reward is not None and not math.isnan(one.raw_reward):
+                self._rewards.append(one.raw_reward)
+            if one.truncated is not None:
+                self._truncated.append(one.truncated)
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of its heartbeat; numbers on a device are not waited for."""
+        found: dict[str, Any] = {"rollout_id": self.rollout_id, "step_id": self.step_id}
+        losses = list(self._losses.values())
+        if losses and all(one is not None for one in losses):
+            found["loss"] = losses  # what was propagated back adds up to the loss of the step
+        if self._rewards:
+            found["reward_mean"] = sum(self._rewards) / len(self._rewards)
+        if self._truncated:
+            found["truncation_rate"] = sum(self._truncated) / len(self._truncated)
+        return found
+
+
+class Heartbeats:
+    """Collects the heartbeats of a process and hands them over, some at once.
+
+    Args:
+        write: Takes the rollout and step that name a batch of events, and the events.
+    """
+
+    def __init__(self, write: Callable[[int | None, int | None, list[Noted]], None]) -> None:
+        self._write = write
+        self._waiting: list[Noted] = []
+        self._since = time.monotonic()
+        self._steps = 0
+
+    def add(self, beat: Beat, given: Mapping[str, Any]) -> None:
+        """Note the end of a step.
+
+        Args:
+            beat: What was seen of it.
+            given: What the trainer says of it; fields that a heartbeat has none of are left out.
+        """
+        self._steps = int(given.get("step", self._steps + 1))
+        told = {name: value for name, value in given.items() if name in _FIELDS}
+        fields = {**beat.fields(), **told, "step": self._steps}
+        self._waiting.append((HEARTBEAT, _now_us(), fields))
+        if len(self._waiting) >= _AT_ONCE or time.monotonic() - self._since > _LATEST_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand over what waits."""
+        self._since = time.monotonic()
+        if self._waiting:
+            batch, self._waiting = self._waiting, []
+            first = batch[0][2]
+            self._write(first["rollout_id"], first["step_id"], batch)
+
+    def end(self) -> None:
+        """Note that the training ended as it should."""
+        self.flush()
+        fields = {"status": ENDED_CLEAN, "steps": self._steps}
+        self._write(None, None, [(TERMINAL, _now_us(), fields)])
+
+
+def resolved(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields as plain numbers and texts: losses added up, tensors read."""
+    return {
+        name: math.fsum(map(float, value))
+        if isinstance(value, list)
+        else float(value)
+        if hasattr(value, "detach")
+        else value
+        for name, value in fields.items()
+    }
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

@@ -1,0 +1,80 @@
+"""Heartbeats: every step leaves one, captured or not, and a clean end leaves its note."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.captures import verify
+from tests.helpers.recorded import captured, enabled, micro_batch, record_step
+from tests.helpers.scenes import REWARDS, WAY, drawn
+from tests.helpers.trainer import Trainer
+from trajreplay import Lake
+from trajreplay.capture import Selection
+from trajreplay.capture.heartbeat import _AT_ONCE
+from trajreplay.schema.events import load_detail
+
+
+def details(lake: Lake, event: str = "heartbeat") -> list[dict[str, Any]]:
+    """The details of all events of a kind, in order of time."""
+    text = f"select detail from events where event = '{event}' order by time, seq"
+    return [load_detail(one) for one in lake.sql(text).arrow()["detail"].to_pylist()]
+
+
+def test_every_step_leaves_a_heartbeat_captured_or_not(lake: Lake) -> None:
+    recorder = enabled(lake, selection=Selection(steps="1:0", rollouts="99"))
+    samples = drawn()
+    for rollout_id in range(3):
+        record_step(recorder, samples, rollout_id)
+    recorder.close()
+    assert [one.key.rollout_id for one in captured(lake)] == [1]
+    loss = sum(Trainer(WAY).loss(samples[at : at + 2])["loss"] for at in range(0, 8, 2))
+    for step, one in enumerate(details(lake)):
+        assert (one["step"], one["rollout_id"], one["step_id"]) == (step + 1, step, 0)
+        assert one["loss"] == pytest.approx(loss, rel=1e-12)
+        assert one["reward_mean"] == pytest.approx(sum(REWARDS) / len(REWARDS))
+    assert len(details(lake)) == 3
+    assert details(lake, "terminal") == [{"status": "ok", "steps": 3}]
+    verify(lake)
+    assert lake.validate().ok
+
+
+def test_a_trainer_says_more_of_a_step(lake: Lake) -> None:
+    recorder = enabled(lake)
+    recorder.begin_step(5, 2)
+    micro_batch(recorder, 0, drawn(), scalars={"loss": torch.tensor(math.nan)})
+    recorder.end_step(step=41, grad_norm=7.5, of_no_field=1.0)
+    recorder.close()
+    (one,) = details(lake)
+    assert math.isnan(one["loss"])
+    assert (one["step"], one["grad_norm"]) == (41, 7.5)
+    assert "of_no_field" not in one
+    assert details(lake, "terminal")[0]["steps"] == 41
+
+
+def test_a_micro_batch_that_is_seen_again_counts_once(lake: Lake) -> None:
+    recorder = enabled(lake)
+    with recorder.step(0, 0):
+        for index in (0, 0, 1, 1):
+            micro_batch(recorder, index, drawn()[4 * index :][:4], scalars={"loss": 1.0 + index})
+    recorder.close()
+    assert details(lake)[0]["loss"] == 3.0
+
+
+def test_heartbeats_are_written_many_at_once(lake: Lake) -> None:
+    recorder = enabled(lake, selection=Selection(steps="0:0", rollouts="99"))
+    for step_id in range(1, _AT_ONCE + 3):
+        with recorder.step(0, step_id):
+            pass
+    recorder.close()
+    found = lake.sql("select distinct rollout_id, step_id from events").arrow()
+    assert found.num_rows == 3  # a full batch, the rest, and the end
+    assert len(details(lake)) == _AT_ONCE + 2
+
+
+def test_a_recorder_that_is_closed_twice_ended_once(lake: Lake) -> None:
+    recorder = enabled(lake)
+    assert recorder.close()
+    assert recorder.close()
+    assert len(details(lake, "terminal")) == 1
