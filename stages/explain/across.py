@@ -41,10 +41,12 @@ class Cluster:
     @property
     def text(self) -> str:
         """The cluster in a line."""
-        what = f"equal {self.sentence}" if self.faults else self.sentence
-        named = f" Known as: {self.known_as}. See: trajreplay faults {self.faults[0]}"
         count = f"{len(self.cohorts)} of {self.judged} cohorts"
-        return f"{self.stage}: {count}, {self.when}: {what}.{named if self.faults else ''}"
+        start = f"{self.stage}: {count}, {self.when}:"
+        if not self.faults:
+            return f"{start} {self.sentence}."
+        see = f"Known as: {self.known_as}. See: trajreplay faults {self.faults[0]}"
+        return f"{start} equal {self.sentence}. {see}"
 
     def to_json(self) -> dict[str, Any]:
         """All facts as JSON values."""

@@ -8,6 +8,8 @@ from typing import Any
 from trajreplay.query import Cohort
 from trajreplay.stages.report import json_float
 
+UNSEARCHED = "tried only what explained cohorts before: "
+
 
 @dataclass(frozen=True)
 class Hypothesis:
@@ -78,6 +80,7 @@ class Explanation:
             settings do.
         residual: Where none does: the shape of the error.
         note: What else is to be said, such as why nothing could be tried.
+        searched: Whether every fault was tried; not, where many cohorts before had no explanation.
         weights: The newest weight version that sampled it, where that was captured.
     """
 
@@ -91,6 +94,7 @@ class Explanation:
     nearest: Hypothesis | None = None
     residual: list[str] = field(default_factory=list)
     note: str = ""
+    searched: bool = True
     weights: int | None = None
 
     @property
@@ -124,7 +128,7 @@ class Explanation:
             return f"{self.stage}: {self.note}"
         differ = f"{self.differ} of {self.of} {self.noun} differ"
         parts = [
-            f"{self.stage}: no known fault reproduces this",
+            f"{self.stage}: {'' if self.searched else UNSEARCHED}no known fault reproduces this",
             f"({differ}, by up to {_short(self.misses_by)}).",
         ]
         if self.residual:
@@ -147,6 +151,7 @@ class Explanation:
             "nearest": None if self.nearest is None else self.nearest.to_json(),
             "residual": self.residual,
             "note": self.note,
+            "searched": self.searched,
             "weights": self.weights,
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,9 @@ from trajreplay.stages.plan import replay
 from trajreplay.stages.report import CohortReport, Report
 from trajreplay.stages.variants import COMPUTED
 from trajreplay.stages.whole import WholeCohorts, block_of
+
+# Cohorts of a stage without an explanation, after which no further one is searched in full.
+SEARCHES = 20
 
 
 @dataclass
@@ -65,6 +69,7 @@ def explain(
     explained = Explained(report)
     whole = WholeCohorts(catalog, select(catalog, selection), memory_bytes=memory_bytes)
     by_place = {_place(one): one for one in report.cohorts}
+    unexplained = Counter[str]()
     known: dict[str, list[str]] = {}  # by stage, what explained a cohort before
     for place, stages in _diverged(report, whole):
         loaded = whole.load(place)
@@ -80,7 +85,9 @@ def explain(
                 one.note = f"cannot be explained: {loaded.refusal or 'nothing can be recomputed'}"
             else:
                 before = known.setdefault(stage, [])
-                explain_stage(block_of(loaded), stage, one, faults, before)
+                tired = unexplained[stage] >= SEARCHES
+                explain_stage(block_of(loaded), stage, one, faults, before, only_first=tired)
+                unexplained[stage] += one.first is None
                 if one.first is not None and one.first.faults[0] not in before:
                     before.insert(0, one.first.faults[0])
             explained.explanations.append(one)

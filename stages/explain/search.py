@@ -52,6 +52,8 @@ def explain_stage(
     explanation: Explanation,
     faults: Sequence[Fault],
     first: Sequence[str] = (),
+    *,
+    only_first: bool = False,
 ) -> None:
     """Search what reproduces the recorded values of a stage.
 
@@ -62,6 +64,7 @@ def explain_stage(
         faults: The catalogue.
         first: Ids of faults that explained a cohort before: where they do this one, too, nothing
             else is tried.
+        only_first: Whether nothing else is tried in any case.
     """
     try:
         base = recompute(varied(block, Variant(), (stage,)), stage)
@@ -75,7 +78,10 @@ def explain_stage(
     mine = [(order, one) for order, one in enumerate(faults) if one.stage == stage and one.tries]
     known = [pair for pair in mine if pair[1].id in first]
     fits = [one for one in _singles(block, stage, known, base) if one.reproduces]
-    if not fits:
+    if not fits and only_first:
+        explanation.residual = residual_shape(block, base)
+        explanation.searched = False
+    elif not fits:
         tried = list(_singles(block, stage, mine, base))
         fits = [one for one in tried if one.reproduces]
         if not fits:
