@@ -61,6 +61,12 @@ _COLORS = {"failure": "red", "unverified": "yellow", "remark": "cyan"}
     help="A rule that has to be decided: unverified fails. Default: none.",
 )
 @click.option(
+    "--ignore",
+    multiple=True,
+    metavar="EVENT",
+    help="An event that is not known here and is left out. Default: none; it fails.",
+)
+@click.option(
     "--process",
     "processes",
     multiple=True,

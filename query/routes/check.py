@@ -35,7 +35,7 @@ def check_routes(folder: str | os.PathLike[str], policy: RoutePolicy) -> RouteRe
     Source:
         NVIDIA NeMo-RL, `tools/check_r3_trace.py`, whose rules are the first of these.
     """
-    read = read_trace_folder(folder, keep=policy.keeps)
+    read = read_trace_folder(folder, keep=policy.keeps, ignore=policy.ignore)
     say = RouteFindings()
     fallback = (0, 0)
     trace = Trace([])

@@ -82,7 +82,7 @@ class RouteReport:
         ranks: Ranks that have records.
         layers: MoE layers that are replayed.
         records: Records that were checked.
-        left_out: Records of other processes or times.
+        left_out: Records of other processes, times or events.
         fallback_rows: Rows left to the trainer's own router, of `verified_rows`.
         verified_rows: Rows of all verified forwards.
         stopped: Whether rules after the first broken one could not be checked.

@@ -29,6 +29,7 @@ class RoutePolicy:
         experts: Experts of a layer; the width of the router's scores if 0.
         require: Rules that must have been decided: unverified is a failure.
         max_fallback_share: Share of rows that may be left to the trainer's own router; any if None.
+        ignore: Events of other versions of the emitter that are left out, instead of refused.
         processes: The attempt's processes as `host:pid`; all if empty.
         since: The attempt's first second since the epoch; all times if None.
         until: Its last.
@@ -46,6 +47,7 @@ class RoutePolicy:
     experts: int = 0
     require: tuple[str, ...] = ()
     max_fallback_share: float | None = None
+    ignore: tuple[str, ...] = ()
     processes: tuple[str, ...] = ()
     since: float | None = None
     until: float | None = None

@@ -14,10 +14,17 @@ _DTYPES = ("int8", "int16", "int32", "int64", "uint8")
 
 
 class RecordError(ValueError):
-    """A line is no record of a trace; `is_json` where it is a JSON object at least."""
+    """A line is no record of a trace.
 
-    def __init__(self, message: str, *, is_json: bool = True) -> None:
+    Args:
+        message: What was found and what was expected.
+        is_json: Whether it is a JSON object at least.
+        event: The event that it names, where that is not a known one.
+    """
+
+    def __init__(self, message: str, *, is_json: bool = True, event: str = "") -> None:
         self.is_json = is_json
+        self.event = event
         super().__init__(message)
 
 

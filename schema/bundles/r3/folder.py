@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,13 +46,17 @@ class TraceFolder:
 
 
 def read_trace_folder(
-    folder: str | os.PathLike[str], *, keep: Callable[[Origin], bool] = lambda _: True
+    folder: str | os.PathLike[str],
+    *,
+    keep: Callable[[Origin], bool] = lambda _: True,
+    ignore: Collection[str] = (),
 ) -> TraceFolder:
     """Read every `*.jsonl` of a folder.
 
     Args:
         folder: The folder; files of other names and folders inside it are not looked at.
         keep: Which records to keep, by where they come from; the others are counted.
+        ignore: Events that are not known here and are left out, and counted.
 
     Raises:
         DatasetError: It is no folder, a trace in it is a link or no regular file, or there are
@@ -70,7 +74,7 @@ def read_trace_folder(
     found = TraceFolder(files=tuple(names))
     seen: dict[Any, Any] = {}
     for name in names:
-        _read_file(store, name, keep, found, seen)
+        _read_file(store, name, keep, ignore, found, seen)
     return found
 
 
@@ -78,6 +82,7 @@ def _read_file(
     store: LocalStore,
     name: str,
     keep: Callable[[Origin], bool],
+    ignore: Collection[str],
     found: TraceFolder,
     seen: dict[Any, Any],
 ) -> None:
@@ -89,6 +94,9 @@ def _read_file(
         try:
             record = parse_record(line, name, number, seen)
         except RecordError as error:
+            if error.event in ignore:
+                found.left_out += 1
+                continue
             waiting.append(TraceProblem(name, number, str(error), error.is_json))
             continue
         kept = keep(record.origin)

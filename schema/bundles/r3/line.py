@@ -45,7 +45,7 @@ def parse_record(line: bytes, file: str, number: int, seen: dict[Any, Any]) -> T
     get = Fields(tree)
     event = get.text("event")
     if event not in EVENTS:
-        raise RecordError(f"event is {event!r}, expected one of {', '.join(EVENTS)}")
+        raise RecordError(f"event is {event!r}, expected one of {', '.join(EVENTS)}", event=event)
     origin = Origin(
         file,
         number,

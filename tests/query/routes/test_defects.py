@@ -179,6 +179,15 @@ def test_a_shard_that_is_cut_elsewhere_leaves_positions_out(queue: bool) -> None
     assert failed(checked(trace)) == {"cp.reassembly"}
 
 
+def test_events_of_another_version_are_refused_unless_they_are_named() -> None:
+    trace = make_trace(LAYOUTS["context"])
+    name = list(trace.files)[-1]
+    trace.files[name].append(trace.files[name][0] | {"event": "policy_payload_sample"})
+    assert failed(checked(trace)) == {"trace.record"}
+    report = checked(trace, ignore=("policy_payload_sample",))
+    assert (report.verdict, report.left_out) == ("pass", 1)
+
+
 def test_a_search_that_is_too_large_leaves_it_open() -> None:
     of = Layout(context=4, lengths=(300, 250), microbatch=2, queue=False)
     assert checked(make_trace(of)).statuses["cp.reassembly"] == "unverified"
