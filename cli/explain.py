@@ -83,7 +83,8 @@ def write_explained(
         text = "".join(f"{line}\n" for line in _lines(found, across, everything))
         if with_report:
             report = ReportText(found.report, color=output.has_color, everything=everything)
-            text = f"{report.render()}\n{text}" if found.explanations else report.render()
+            told = found.explanations or found.non_finite
+            text = f"{report.render()}\n{text}" if told else report.render()
         output.text(text)
     elif output.format == "json":
         document = found.to_json()
@@ -107,9 +108,11 @@ def _lines(found: Explained, across: bool, everything: bool) -> Iterator[str]:
     if across:
         told = [(f"run {one.run_id}" if several else "", one.text) for one in clusters(found)]
     else:
+        places = [(one.cohort, one.text) for one in found.explanations]
+        places += [(one.cohort, one.text) for one in found.non_finite]
         told = [
-            (str(one.cohort) if several else str(one.cohort).partition("' ")[2], one.text)
-            for one in found.explanations
+            (str(place) if several else str(place).partition("' ")[2], text)
+            for place, text in places
         ]
     shown = told if everything else told[:_SHOWN]
     for place, text in shown:

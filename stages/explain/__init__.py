@@ -2,6 +2,15 @@
 
 from trajreplay.stages.explain.across import Cluster, clusters
 from trajreplay.stages.explain.explanation import Explanation, Hypothesis
+from trajreplay.stages.explain.non_finite import FirstNonFinite
 from trajreplay.stages.explain.run import Explained, explain
 
-__all__ = ["Cluster", "Explained", "Explanation", "Hypothesis", "clusters", "explain"]
+__all__ = [
+    "Cluster",
+    "Explained",
+    "Explanation",
+    "FirstNonFinite",
+    "Hypothesis",
+    "clusters",
+    "explain",
+]

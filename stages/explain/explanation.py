@@ -79,6 +79,7 @@ class Explanation:
         nearest: Where none does: the fault that comes nearest, if one explains more than the
             settings do.
         residual: Where none does: the shape of the error.
+        audit: Of each recorded field: how many of its values disagree, and how many there are.
         note: What else is to be said, such as why nothing could be tried.
         searched: Whether every fault was tried; not, where many cohorts before had no explanation.
         weights: The newest weight version that sampled it, where that was captured.
@@ -93,6 +94,7 @@ class Explanation:
     hypotheses: list[Hypothesis] = field(default_factory=list)
     nearest: Hypothesis | None = None
     residual: list[str] = field(default_factory=list)
+    audit: dict[str, tuple[int, int]] = field(default_factory=dict)
     note: str = ""
     searched: bool = True
     weights: int | None = None
@@ -116,12 +118,22 @@ class Explanation:
         ]
         if not best.exact:
             parts.append("Some agree only within the bound of float32.")
+        parts += self._audited
         others = [one.sentence for one in self.hypotheses[1:]]
         if others:
             more = f" and {len(others) - 3} more" if len(others) > 3 else ""
             parts.append(f"On this cohort the same as: {'; '.join(others[:3])}{more}.")
         parts.append(f"Look at: {best.look}. See: trajreplay faults {best.faults[0]}")
         return " ".join(parts)
+
+    @property
+    def _audited(self) -> list[str]:
+        """Which of several recorded scalars disagree, and which do not."""
+        wrong = [name for name, (bad, _) in self.audit.items() if bad]
+        right = [name for name in self.audit if name not in wrong]
+        if self.noun != "scalars" or not wrong or not right:
+            return []
+        return [f"Of the recorded metrics {', '.join(wrong)} disagree, {', '.join(right)} agree."]
 
     def _unexplained(self) -> str:
         if self.note:
@@ -131,6 +143,7 @@ class Explanation:
             f"{self.stage}: {'' if self.searched else UNSEARCHED}no known fault reproduces this",
             f"({differ}, by up to {_short(self.misses_by)}).",
         ]
+        parts += self._audited
         if self.residual:
             parts.append(f"The error is {'; '.join(self.residual)}.")
         if self.nearest is not None:
@@ -150,6 +163,7 @@ class Explanation:
             "hypotheses": [one.to_json() for one in self.hypotheses],
             "nearest": None if self.nearest is None else self.nearest.to_json(),
             "residual": self.residual,
+            "audit": {name: {"differ": bad, "of": of} for name, (bad, of) in self.audit.items()},
             "note": self.note,
             "searched": self.searched,
             "weights": self.weights,

@@ -13,6 +13,7 @@ from trajreplay.query import Catalog, Cohort, Selection, select
 from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.explain.explanation import Explanation
 from trajreplay.stages.explain.handoffs import explain_handoffs
+from trajreplay.stages.explain.non_finite import FirstNonFinite, first_non_finite
 from trajreplay.stages.explain.search import explain_stage
 from trajreplay.stages.faults import catalogue
 from trajreplay.stages.judge import DEFAULT_MEMORY_BYTES
@@ -32,10 +33,12 @@ class Explained:
     Args:
         report: The replay's report.
         explanations: By cohort and stage, in report order.
+        non_finite: Of diverged cohorts that hold NaN or infinities, where the first one entered.
     """
 
     report: Report
     explanations: list[Explanation] = field(default_factory=list)
+    non_finite: list[FirstNonFinite] = field(default_factory=list)
 
     def of(self, cohort: CohortReport) -> list[Explanation]:
         """What is known of one cohort of the report."""
@@ -47,6 +50,7 @@ class Explained:
         return {
             **self.report.to_json(),
             "explanations": [one.to_json() for one in self.explanations],
+            "non_finite": [one.to_json() for one in self.non_finite],
         }
 
 
@@ -73,6 +77,9 @@ def explain(
     known: dict[str, list[str]] = {}  # by stage, what explained a cohort before
     for place, stages in _diverged(report, whole):
         loaded = whole.load(place)
+        if isinstance(loaded, LoadedCohort):
+            odd = first_non_finite(loaded, place)
+            explained.non_finite += [odd] if odd is not None else []
         for stage in stages:
             one = Explanation(place, stage, weights=_newest_weights(loaded))
             if stage == "sample":

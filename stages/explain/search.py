@@ -103,6 +103,9 @@ def _describe(explanation: Explanation, base: list[Values]) -> None:
     explanation.noun = nouns[base[0].per] if base else "values"
     explanation.of = sum(int(one.counts.sum()) for one in base)
     explanation.differ = sum(int((one.disagree & one.counts).sum()) for one in base)
+    explanation.audit = {
+        one.field: (int((one.disagree & one.counts).sum()), int(one.counts.sum())) for one in base
+    }
     explanation.misses_by = max([_largest(one, one.disagree & one.counts) for one in base] or [0.0])
 
 

@@ -286,3 +286,19 @@ def test_two_faults_at_once_are_both_named(lake: Lake) -> None:
     (found,) = other.explain().explanations
     assert found.first is not None
     assert {*found.first.faults} == {"reward.population-std", "reward.other-epsilon"}
+
+
+def test_the_first_value_that_is_not_finite_is_named(lake: Lake) -> None:
+    """K-064: a masked NaN of the old log-probs reaches the KL and a mean of the loss."""
+    plain.COVERED["K-064"](lake, "wrong")
+    (found,) = lake.explain().non_finite
+    assert (found.column, found.token, found.masked) == ("old_log_probs", 1, True)
+    assert found.spread == {"old_log_probs": 1, "kl": 1, "ppo_kl": 1}
+    assert "the first value that is not finite is old_log_probs of s-0 token 1" in found.text
+
+
+def test_metrics_are_audited_one_by_one(lake: Lake) -> None:
+    plain.COVERED["K-068"](lake, "wrong")
+    found = _first(lake, "loss.policy")
+    assert {name for name, (bad, _) in found.audit.items() if bad} == {"loss"}
+    assert "Of the recorded metrics loss disagree" in found.text
