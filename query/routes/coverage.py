@@ -194,6 +194,16 @@ def _check_shards(
         if len(found) > 1 or odd:
             shown = ", ".join(f"{place} of {size}" for place, size in sorted(found))
             say.fail("cp.coverage", f"rank {rank} is context-parallel rank {shown}", rank=rank)
+    held = Counter(min(found)[0] for found in places.values())
+    if len(places) == len(trace.world) and not say.has_failed("cp.coverage"):
+        for number in range(topology.cp_size):
+            if held[number] < len(places) / topology.cp_size:
+                say.fail(
+                    "cp.coverage",
+                    f"{held[number]} of {len(places)} ranks are context-parallel rank {number} of "
+                    f"{topology.cp_size}, expected as many of each",
+                    cp_rank=number,
+                )
     for one in sorted(trace.passes):
         if one.stage not in policy.stages:
             continue

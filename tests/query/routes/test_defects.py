@@ -188,6 +188,15 @@ def test_events_of_another_version_are_refused_unless_they_are_named() -> None:
     assert (report.verdict, report.left_out) == ("pass", 1)
 
 
+def test_ranks_that_all_say_they_are_the_first_leave_the_others_out() -> None:
+    trace = make_trace(Layout(context=2, lengths=(8,), stages=("train",)))
+    for one in trace.records(event="cp_routed_experts"):
+        one["cp_rank"] = 0
+    report = checked(trace)
+    assert failed(report) == {"cp.coverage"}
+    assert [one.where for one in report.findings if one.rule == "cp.coverage"] == [{"cp_rank": 1}]
+
+
 def test_a_search_that_is_too_large_leaves_it_open() -> None:
     of = Layout(context=4, lengths=(300, 250), microbatch=2, queue=False)
     assert checked(make_trace(of)).statuses["cp.reassembly"] == "unverified"
