@@ -21,6 +21,7 @@ from trajreplay.schema.events import dump_detail
 if TYPE_CHECKING:
     from trajreplay.capture.pending import Pending
 
+THREAD = "trajreplay-writer"
 _NICE = 19
 _GRACE_S = 1.0  # for the entries that say what was dropped, once the time to write it is over
 
@@ -84,7 +85,7 @@ class Background:
         self._warned: set[str] = set()
         self._pid = os.getpid()
         self.errors: list[Exception] = []
-        self._thread = threading.Thread(target=self._run, name="trajreplay-writer", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
         self._thread.start()
         atexit.register(self._at_exit)
 
@@ -135,7 +136,11 @@ class Background:
         with self._changed:
             self._hurried, self._closing = not done, True
             self._changed.notify_all()
-        return self.flush(_GRACE_S) if not done else True
+        if not done:
+            done = self.flush(_GRACE_S)
+        # One that the end of the interpreter finds at work may end the process with an abort.
+        self._thread.join(_GRACE_S if done else 0.0)
+        return done
 
     def _at_exit(self) -> None:
         started = time.monotonic()

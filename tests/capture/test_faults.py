@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.helpers.recorded import captured
 from tests.helpers.recorded_training import STEPS, learn, recording
 from trajreplay import Lake
 from trajreplay.capture import CaptureWarning, Recorder
+from trajreplay.capture.background import THREAD
 from trajreplay.schema.entry import Entry
 
 pytestmark = pytest.mark.filterwarnings("always::trajreplay.capture.CaptureWarning")
@@ -146,6 +148,14 @@ def test_a_killed_rank_leaves_whole_captures_only(lake: Lake) -> None:
     found = captured(lake)
     assert len(found) <= STEPS // 2 + 1
     assert all(one.status == "complete" for one in found)
+
+
+def test_no_thread_is_left_for_the_end_of_the_interpreter(lake: Lake) -> None:
+    # It would be killed wherever it is, and take the exit code of the training with it.
+    recorder = recording(lake.path)
+    learn(recorder)
+    assert recorder.close()
+    assert all(one.name != THREAD for one in threading.enumerate())
 
 
 def test_an_exception_in_a_hook_is_not_the_training_s(lake: Lake, plain: str) -> None:
