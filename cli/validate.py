@@ -31,8 +31,9 @@ _COLORS = {"error": "red", "warning": "yellow", "info": "cyan"}
 @click.option(
     "--deep",
     is_flag=True,
-    help="Decode the lists of numbers too, and make the digest of each column anew. Default: the "
-    "digest of each file's bytes says that they are those that were captured.",
+    help="Decode the lists of numbers too, make the digest of each column anew, and check each "
+    "cohort for what no healthy training records. Default: the digest of each file's bytes says "
+    "that they are those that were captured.",
 )
 @click.option(
     "--all",
@@ -46,7 +47,8 @@ def validate(source: Source, output: Output, deep: bool, everything: bool) -> No
 
     Format, integrity (digests, counts, types), safety (links, paths), completeness of each rollout
     and step, closure and redaction, of every capture and every byte. With --deep also whether the
-    lists of numbers are what their entries say of them.
+    lists of numbers are what their entries say of them, and what no healthy training records:
+    shifted columns, permuted samples, doubled ranks and the like.
     """
     with source.open(output) as lake, ProgressBar("Validating", quiet=output.quiet) as progress:
         report = lake.validate(deep=deep, progress=progress)

@@ -432,7 +432,8 @@ class Lake:
 
         Args:
             deep: Also decode the lists of numbers, and make the digest of each anew: whether the
-                program that captured sealed what it wrote.
+                program that captured sealed what it wrote. And check of each cohort what no
+                healthy training records: shifted columns, doubled ranks and the like.
             progress: Called with the captures done and all of them.
 
         Returns:
@@ -443,6 +444,14 @@ class Lake:
         report = validate(self._store, deep=deep, progress=progress)
         for one in self._refused:
             report.add("error", "import", one.path, one.problem)
+        if deep and report.ok:  # the columns of what is broken are no evidence
+            from trajreplay.query import Catalog
+            from trajreplay.stages.deep import contract_findings
+
+            for place, found in contract_findings(Catalog.open(self._store)):
+                where = f" {found.sample_id}" if found.sample_id is not None else ""
+                where += f" token {found.token}" if found.token is not None else ""
+                report.add(found.severity, found.check, None, f"{place}{where}: {found.message}")
         return report
 
     def replay(

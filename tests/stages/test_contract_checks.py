@@ -218,3 +218,15 @@ def test_healthy_trainings_raise_no_alarm(
 def test_settings_are_only_read(lake: Lake) -> None:
     """Defaults have everything that the checks ask for."""
     assert _findings(lake, _samples(), settings=Settings()) == []
+
+
+def test_a_deep_validation_checks_every_cohort(lake: Lake) -> None:
+    samples = _samples()
+    _late(samples)
+    _findings(lake, samples)
+    assert lake.validate().ok
+    report = lake.validate(deep=True)
+    assert not report.ok
+    (found,) = report.findings
+    assert (found.severity, found.check) == ("error", "log-prob.shifted")
+    assert found.message.startswith("run 'r' rollout 0 s-0 token ")
