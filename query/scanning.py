@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
 from itertools import islice
 from typing import TypeVar
 
@@ -20,7 +19,6 @@ from trajreplay.schema.store import Store
 
 WHOLE_LIMIT_BYTES = 64 << 20
 MAX_THREADS = 4
-_TEXT_GUESS_BYTES = 64
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
@@ -132,14 +130,5 @@ def _is_small(entry: Entry, table: Table, columns: Sequence[str]) -> bool:
 
 def decoded_bytes(file: DataFile, columns: Iterable[Column]) -> int:
     """What columns of a capture take in memory, as its entry counts their values."""
-    return sum(file.columns[column.name].values * _width(column.type) for column in columns)
-
-
-@cache
-def _width(column_type: pa.DataType) -> int:
-    if pa.types.is_list(column_type):
-        return _width(column_type.value_type)
-    if pa.types.is_struct(column_type):
-        return sum(_width(field.type) for field in column_type)
-    text = pa.types.is_string(column_type)
-    return _TEXT_GUESS_BYTES if text else -(-column_type.bit_width // 8)
+    seals = file.columns
+    return sum([seals[column.name].values * column.value_bytes for column in columns])

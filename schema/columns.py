@@ -8,6 +8,7 @@ from typing import Literal
 
 import pyarrow as pa
 
+_TEXT_GUESS_BYTES = 64
 Role = Literal["key", "identity", "provenance", "input", "output", "text", "meta"]
 
 
@@ -53,6 +54,11 @@ class Column:
         return bool(pa.types.is_string(self.type))
 
     @cached_property
+    def value_bytes(self) -> int:
+        """What one value takes in memory; of text, whose length nothing tells, a guess."""
+        return _value_bytes(self.type)
+
+    @cached_property
     def field(self) -> pa.Field:
         """The Arrow field, with nullability; list elements are never null."""
         return pa.field(self.name, self.type, nullable=self.nullable)
@@ -90,6 +96,15 @@ class Table:
     def having(self, *roles: Role) -> tuple[Column, ...]:
         """Columns with one of these roles, in declared order."""
         return tuple(column for column in self.columns if column.role in roles)
+
+
+def _value_bytes(column_type: pa.DataType) -> int:
+    if pa.types.is_list(column_type):
+        return _value_bytes(column_type.value_type)
+    if pa.types.is_struct(column_type):
+        return sum(_value_bytes(field.type) for field in column_type)
+    text = pa.types.is_string(column_type)
+    return _TEXT_GUESS_BYTES if text else -(-int(column_type.bit_width) // 8)
 
 
 def list_of(value_type: pa.DataType) -> pa.ListType:

@@ -20,7 +20,7 @@ from trajreplay.schema.tables import FORMAT_VERSION
 STATUSES = ("complete", "dropped")
 _FIELDS = tuple(one.name for one in fields(Entry))
 _FILE_FIELDS = tuple(one.name for one in fields(DataFile))
-_KEPT_TREES = 16
+_KEPT_TREES = 256
 _PLACE = ("path", "bytes", "footer", "first_row_group", "row_groups", "first_row", "digest")
 
 

@@ -38,6 +38,7 @@ class Block:
         self.dtypes = cohorts[0].dtypes
         self.packed = Packed([cohort.table for cohort in cohorts])
         self.chained: dict[str, Tensor] = {}
+        self._tolerances: dict[tuple[str, str], Tolerance] = {}
         # Columns in which nobody has to look for NaN and infinities any more.
         self._read = set(frozenset.intersection(*(cohort.finite for cohort in cohorts)))
         for name in sorted({name for cohort in cohorts for name in cohort.chained}):
@@ -85,7 +86,10 @@ class Block:
 
     def tolerance(self, stage: str, column: str) -> Tolerance:
         """The tolerance of a recorded column; equal for all cohorts of a block."""
-        return self.cohorts[0].tolerance(stage, self.dtypes.get(column, "float32"))
+        dtype = self.dtypes.get(column, "float32")
+        if (stage, dtype) not in self._tolerances:
+            self._tolerances[stage, dtype] = self.cohorts[0].tolerance(stage, dtype)
+        return self._tolerances[stage, dtype]
 
     def token_divergence(self, name: str, token: int, recorded: float, new: float) -> Divergence:
         """A divergence at a packed token."""

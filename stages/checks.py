@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from trajreplay.query.scanning import decoded_bytes
 from trajreplay.schema.columns import Table
@@ -58,27 +59,40 @@ def check_memory(
         )
 
 
-def check_unique(entry: Entry, rows: pa.Table, seen: dict[object, set[Any]]) -> None:
-    """Refuse a sample that a shard holds twice, within a capture or with one `seen` before.
+def check_unique(parts: Sequence[tuple[Entry, pa.Table]]) -> None:
+    """Refuse a sample that a shard holds twice, in one capture or in two.
 
     Args:
-        entry: The capture.
-        rows: Its samples.
-        seen: By shard, the samples of captures before; those of this one are added.
+        parts: The captures of a cohort, each with its samples.
 
     Raises:
         DatasetError: It does; sample ids are unique within the rollout that generated them.
     """
-    there = set(rows.column_names)
-    mine = list(zip(*(rows[name].to_pylist() for name in SAMPLE_KEY if name in there), strict=True))
-    distinct, before = set(mine), seen.setdefault(entry.parallel.shard, set())
-    if len(distinct) != len(mine) or not before.isdisjoint(distinct):
-        twice = [one for one, count in Counter(mine).items() if count > 1 or one in before]
-        raise DatasetError(
-            f"{entry.key}: {len(twice)} samples are there twice, first {twice[0][0]!r}; sample ids "
-            "are unique within a rollout, and a parallel copy states its tensor rank"
-        )
-    before |= distinct
+    shards: dict[object, list[tuple[Entry, pa.Table]]] = {}
+    for part in parts:
+        shards.setdefault(part[0].parallel.shard, []).append(part)
+    for mine in shards.values():
+        chunks = [chunk for _, rows in mine for chunk in rows["sample_id"].chunks]
+        names = pa.chunked_array(chunks, pa.string())
+        if len(pc.unique(names)) != len(names):
+            _refuse_twice(mine)
+
+
+def _refuse_twice(parts: list[tuple[Entry, pa.Table]]) -> None:
+    """Refuse a sample that is there twice, unless two rollouts gave two samples one name."""
+    before: set[Any] = set()
+    for entry, rows in parts:
+        there = set(rows.column_names)
+        columns = (rows[name].to_pylist() for name in SAMPLE_KEY if name in there)
+        mine = list(zip(*columns, strict=True))
+        distinct = set(mine)
+        if len(distinct) != len(mine) or not before.isdisjoint(distinct):
+            twice = [one for one, count in Counter(mine).items() if count > 1 or one in before]
+            raise DatasetError(
+                f"{entry.key}: {len(twice)} samples are there twice, first {twice[0][0]!r}; sample "
+                "ids are unique within a rollout, and a parallel copy states its tensor rank"
+            )
+        before |= distinct
 
 
 def check_sources(entry: Entry, rows: pa.Table) -> None:
@@ -99,8 +113,14 @@ def check_sources(entry: Entry, rows: pa.Table) -> None:
 
 def source_pairs(rows: pa.Table) -> set[tuple[int, int]]:
     """The (attempt, rollout) pairs that the rows of a step come from."""
-    columns = (rows[name].to_pylist() for name in ("source_attempt", "source_rollout_id"))
-    return set(zip(*columns, strict=True))
+    attempts, rollouts = (
+        rows[name].to_numpy() for name in ("source_attempt", "source_rollout_id")
+    )
+    if not len(attempts):
+        return set()
+    if (attempts == attempts[0]).all() and (rollouts == rollouts[0]).all():
+        return {(int(attempts[0]), int(rollouts[0]))}
+    return set(zip(attempts.tolist(), rollouts.tolist(), strict=True))
 
 
 def check_lengths(table: pa.Table) -> None:
@@ -110,6 +130,26 @@ def check_lengths(table: pa.Table) -> None:
         DatasetError: One is not, or a length is negative.
     """
     expected = np.asarray(table["response_length"].to_numpy(), np.int64)
+    there = dict(zip(table.column_names, table.columns, strict=True))
+    lists = {name: there[name] for name in RESPONSE_LISTS if name in there}
+    right: set[Any] = set()  # columns made with the same offsets are looked at once
+    wrong: dict[str, np.ndarray[Any, Any]] = {}
+    for name, column in lists.items():
+        place = list_place(column)
+        if place in right:
+            continue
+        found = list_lengths(column)
+        if np.array_equal(found, expected):
+            right |= {place} - {None}
+        elif ((found != expected) & (found >= 0)).any():
+            wrong[name] = found
+    if wrong or (len(expected) and expected.min() < 0):
+        raise DatasetError(listed(_length_problems(table, expected, wrong)))
+
+
+def _length_problems(
+    table: pa.Table, expected: np.ndarray[Any, Any], wrong: Mapping[str, np.ndarray[Any, Any]]
+) -> list[str]:
     problems: list[str] = []
 
     def add(row: int, what: str) -> None:
@@ -118,26 +158,11 @@ def check_lengths(table: pa.Table) -> None:
 
     for row in (expected < 0).nonzero()[0].tolist():
         add(row, f"response_length is {expected[row]}, expected 0 or more")
-    right: set[Any] = set()  # columns made with the same offsets are looked at once
-    there = set(table.column_names)
-    for name in RESPONSE_LISTS:
-        if name not in there:
-            continue
-        column = table[name]
-        place = list_place(column)
-        if place in right:
-            continue
-        found = list_lengths(column)
-        if np.array_equal(found, expected):
-            right |= {place} - {None}
-            continue
+    for name, found in wrong.items():
         for row in ((found != expected) & (found >= 0)).nonzero()[0].tolist():
-            add(
-                row,
-                f"{name} has {found[row]} values, expected response_length = {expected[row]}",
-            )
-    if problems:
-        raise DatasetError(listed(problems))
+            what = f"{name} has {found[row]} values, expected response_length = {expected[row]}"
+            add(row, what)
+    return problems
 
 
 def check_components(table: pa.Table, settings: RewardSettings) -> None:

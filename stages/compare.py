@@ -40,17 +40,14 @@ class Look:
 
     def merged(self, other: Look) -> Look:
         """Both looks as one."""
+        mine, theirs = self.max_abs_error, other.max_abs_error
         return Look(
             self.compared + other.compared,
             self.mismatches + other.mismatches,
             self.undecided + other.undecided,
-            _larger(self.max_abs_error, other.max_abs_error),
+            mine if mine != mine or mine > theirs else theirs,
             (self.divergences + other.divergences)[:EXAMPLES],
         )
-
-
-def _larger(first: float, second: float) -> float:
-    return first if first != first or first > second else second
 
 
 @dataclass(frozen=True)
@@ -137,6 +134,10 @@ def compare_elements(
 
 def _largest(error: Tensor, bounds: Sequence[int]) -> list[float]:
     """The largest error of each cohort, NaN where one is NaN and 0 without elements."""
+    counts = {stop - start for start, stop in pairwise(bounds)}
+    if len(counts) == 1 and (count := counts.pop()):
+        found: list[float] = error.view(-1, count).amax(1).tolist()
+        return found
     return [
         float(error[start:stop].amax()) if start < stop else 0.0 for start, stop in pairwise(bounds)
     ]

@@ -62,7 +62,8 @@ def judge_coverage(
     if odd and result.verdict != "diverged":
         result.verdict, result.message = "unverified", odd[0]
         return
-    missing = [name for name in needed if not _covered(name, comparable, cohort)]
+    places = _places(comparable)
+    missing = [name for name in needed if not _covers(places.get(name, set()), cohort)]
     if not missing or result.verdict == "diverged":
         return
     result.verdict = "unverified"
@@ -96,16 +97,18 @@ def _odd_denominators(
     odd: list[str] = []
     for one in stated:
         output = one.output
-        counts: set[float | None] = {*denominators.known(output, one.samples, every)}
-        if by_rows and not denominators.by_batch(output):
-            counts |= {cohort.owners[0].cohort_size, sum(cohort.rows.values()), len(one.samples)}
         divided = output.denominator if output.values is None else None
-        if divided is not None and divided not in counts:
-            odd.append(
-                f"{output.field} was divided by {divided:g}, which is no count of its {noun}: its "
-                f"scope holds {denominators.count(one.samples):g}, the cohort "
-                f"{denominators.count(every):g}"
-            )
+        if divided is not None:
+            counts: set[float | None] = {*denominators.known(output, one.samples, every)}
+            if by_rows and not denominators.by_batch(output):
+                rows = sum(cohort.rows.values())
+                counts |= {cohort.owners[0].cohort_size, rows, len(one.samples)}
+            if divided not in counts:
+                odd.append(
+                    f"{output.field} was divided by {divided:g}, which is no count of its {noun}: "
+                    f"its scope holds {denominators.count(one.samples):g}, the cohort "
+                    f"{denominators.count(every):g}"
+                )
         if output.scope == "global" and (output.reduction == "sum") != (settled == "sum"):
             message = (
                 f"{output.field} is stated a {output.reduction} over the cohort, where "
@@ -117,12 +120,23 @@ def _odd_denominators(
     return odd
 
 
-def _covered(name: str, stated: list[Recorded], cohort: LoadedCohort) -> bool:
+_Place = tuple[int, str | None, str | None]  # the rank, scope and micro-batch of a scalar
+
+
+def _places(stated: list[Recorded]) -> dict[str, set[_Place]]:
+    """By scalar, over which parts of a cohort it is recorded."""
+    found: dict[str, set[_Place]] = {}
+    for one in stated:
+        output = one.output
+        place = one.entry.key.rank, output.scope, output.micro_batch_id
+        found.setdefault(output.field, set()).add(place)
+    return found
+
+
+def _covers(places: set[_Place], cohort: LoadedCohort) -> bool:
     """Whether the scopes of a scalar hold every sample of the cohort."""
-    mine = [one for one in stated if one.output.field == name]
-    if any(one.output.scope == "global" for one in mine):
+    if any(scope == "global" for _, scope, _ in places):
         return True
-    places = {(one.entry.key.rank, one.output.scope, one.output.micro_batch_id) for one in mine}
     return all(
         {(rank, "rank", None), (rank, "sample", None), (rank, "micro_batch", batch)} & places
         for (rank, batch), rows in cohort.micro_batches.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -42,6 +42,8 @@ from trajreplay.stages.report import CohortReport, Finding
 from trajreplay.stages.shard_outputs import Part
 from trajreplay.stages.shards import is_dynamic, is_sharded, placed, whole_samples
 from trajreplay.stages.sources import NoSources, Source, Sources, fill_from_sources
+
+_RANK, _ROW = pa.field("rank", pa.int32()), pa.field("row", pa.int64())
 
 
 @dataclass(frozen=True)
@@ -150,10 +152,12 @@ def _load(
     merged = rows.table
     for copy in captures.copies:
         read_columns(store, copy, table, read)  # a copy counts as whole only if its file is
-    merged = fill_from_sources(merged, recipe.reads, report.run_id, sources)
+    nulls = _nulls(merged)
+    filled = fill_from_sources(merged, nulls, recipe.reads, report.run_id, sources)
+    if filled is not merged:
+        merged, nulls = filled, _nulls(filled)
     check_lengths(merged)
     check_components(merged, lead.settings.reward)
-    nulls = {name: merged[name].null_count for name in merged.column_names}
     check_missing(nulls, merged.num_rows, abilities, report)
     expected = lead.settings.reward.n_samples_per_prompt
     check_groups(merged, abilities, report, sources, expected)
@@ -182,6 +186,11 @@ def _load(
     return cohort
 
 
+def _nulls(table: pa.Table) -> dict[str, int]:
+    counts = [column.null_count for column in table.columns]
+    return dict(zip(table.column_names, counts, strict=True))
+
+
 @dataclass(frozen=True)
 class _Rows:
     """The chosen rows of a capture set, the entries that they go by, and what each holds in all."""
@@ -202,17 +211,14 @@ def _read_rows(
 ) -> _Rows:
     parts: list[Part] = []
     held: list[tuple[int, pa.Table]] = []
-    seen: dict[object, set[Any]] = {}
-    for entry in owners:
+    read = [(entry, read_columns(store, entry, table, columns)) for entry in owners]
+    check_unique(read)
+    for entry, part in read:
         rank = entry.key.rank
-        part = read_columns(store, entry, table, columns)
-        check_unique(entry, part, seen)
         check_sources(entry, part)
         if entry.parallel.context_rank == 0 or is_dynamic([part]):
             held.append((rank, part))  # the others of its group hold the same samples
-        part = part.append_column("rank", pa.array(np.full(part.num_rows, rank, np.int32)))
-        part = part.append_column("row", pa.array(np.arange(part.num_rows, dtype=np.int64)))
-        parts.append(Part(entry, part))
+        parts.append(Part(entry, _numbered(part, rank)))
     layout, sharded = owners[0].settings.layout, is_sharded(parts)
     if sharded:
         parts = [placed(part, layout) for part in parts]
@@ -223,6 +229,18 @@ def _read_rows(
     merged = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
     members = counted_members(held, parts[0].entry, "micro_batch_id" in columns)
     return _Rows(merged, [part.entry for part in parts], *members)
+
+
+def _numbered(part: pa.Table, rank: int) -> pa.Table:
+    """The rows of a capture with their rank and their place in it."""
+    place = _places(rank, part.num_rows)
+    schema = part.schema.append(_RANK).append(_ROW)
+    return pa.Table.from_arrays([*part.columns, *place], schema=schema)
+
+
+@lru_cache(maxsize=256)
+def _places(rank: int, rows: int) -> tuple[pa.Array, pa.Array]:
+    return pa.array(np.full(rows, rank, np.int32)), pa.array(np.arange(rows, dtype=np.int64))
 
 
 def chosen_rows(part: pa.Table, rows: Mapping[int, Mask] | None, rank: int) -> pa.Table:

@@ -91,7 +91,9 @@ class Packed:
     @cached_property
     def trained(self) -> list[int]:
         """How many tokens of each cohort are trainable."""
-        return [int(self.weights[start:stop].sum()) for start, stop in pairwise(self.token_bounds)]
+        mask = self.mask.numpy()
+        spans = pairwise(self.token_bounds)
+        return [int(np.count_nonzero(mask[start:stop])) for start, stop in spans]
 
     @cached_property
     def groups(self) -> Tensor:
@@ -137,16 +139,11 @@ class Packed:
 
     def _named(self, column: str) -> Int64s:
         """Samples of one cohort and one name, numbered; those without a name are one."""
-        numbers = np.empty(self.table.num_rows, np.int64)
-        first = 0
-        for start, stop in pairwise(self.sample_bounds):
-            names = pa.chunked_array(self.table[column].slice(start, stop - start))
-            encoded = pc.dictionary_encode(names.combine_chunks(), null_encoding="encode")
-            if isinstance(encoded, pa.ChunkedArray):
-                encoded = encoded.combine_chunks()
-            numbers[start:stop] = encoded.indices.to_numpy() + first
-            first += len(encoded.dictionary)
-        return numbers
+        names = self.table[column].combine_chunks()
+        encoded = pc.dictionary_encode(names, null_encoding="encode")
+        if isinstance(encoded, pa.ChunkedArray):
+            encoded = encoded.combine_chunks()
+        return _divided(encoded.indices.to_numpy().astype(np.int64), self.cohorts.numpy())
 
     @cached_property
     def ranks(self) -> np.ndarray[Any, np.dtype[np.int32]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -152,18 +153,26 @@ def _size(one: Source | str) -> int:
 
 
 def fill_from_sources(
-    table: pa.Table, reads: frozenset[str], run_id: str, sources: Sources
+    table: pa.Table,
+    nulls: Mapping[str, int],
+    reads: frozenset[str],
+    run_id: str,
+    sources: Sources,
 ) -> pa.Table:
-    """Add columns that the step's capture lacks from the rollouts that it consumed from."""
-    there = set(table.column_names)
-    if "source_rollout_id" not in there or not table.num_rows:
+    """Add columns that the step's capture lacks from the rollouts that it consumed from.
+
+    Args:
+        table: The step's samples.
+        nulls: How many of them lack each column that it has.
+        reads: Columns that a stage reads.
+        run_id: The run.
+        sources: Its rollouts.
+    """
+    there, rows = nulls.keys(), table.num_rows
+    lacking = [name for name in reads.intersection(TWINS) if nulls.get(name, rows) == rows]
+    if not lacking or "source_rollout_id" not in there or not rows:
         return table
-    lacking = [
-        name
-        for name in sorted(reads & set(TWINS))
-        if name not in there or table[name].null_count == table.num_rows
-    ]
-    for name in lacking:
+    for name in sorted(lacking):
         column = _from_sources(table, name, run_id, sources)
         if column is not None:
             if name in there:
