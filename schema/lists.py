@@ -59,12 +59,16 @@ class ListBounds:
         self.count = -1
         if lengths.null_count:
             return
-        self.lengths = np.asarray(lengths.to_numpy(), np.int64)
-        ends = np.zeros(len(self.lengths) + 1, np.int64)
-        np.cumsum(self.lengths, out=ends[1:])
-        if ends[-1] < 2**31 and (not len(self.lengths) or self.lengths.min() >= 0):
+        parts = [chunk.to_numpy() for chunk in lengths.chunks]
+        together = parts[0] if len(parts) == 1 else np.concatenate([*parts, []])
+        self.lengths = together.astype(np.int64)
+        rows = len(self.lengths)
+        ends = np.zeros(rows + 1, np.int64)
+        np.add.accumulate(self.lengths, out=ends[1:])
+        if ends[-1] < 2**31 and (not rows or self.lengths.min() >= 0):
             self.count = int(ends[-1])
-            self.offsets = pa.array(ends.astype(np.int32))
+            buffer = pa.py_buffer(ends.astype(np.int32))
+            self.offsets = pa.Array.from_buffers(pa.int32(), rows + 1, [None, buffer])
 
 
 def fixed_width_bytes(chunk: pa.Array) -> bytes | memoryview:
