@@ -113,9 +113,7 @@ def check_sources(entry: Entry, rows: pa.Table) -> None:
 
 def source_pairs(rows: pa.Table) -> set[tuple[int, int]]:
     """The (attempt, rollout) pairs that the rows of a step come from."""
-    attempts, rollouts = (
-        rows[name].to_numpy() for name in ("source_attempt", "source_rollout_id")
-    )
+    attempts, rollouts = (rows[name].to_numpy() for name in ("source_attempt", "source_rollout_id"))
     if not len(attempts):
         return set()
     if (attempts == attempts[0]).all() and (rollouts == rollouts[0]).all():

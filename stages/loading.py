@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
-import numpy as np
 import pyarrow as pa
 
 from trajreplay.query.capture_sets import CaptureSet
@@ -37,13 +35,12 @@ from trajreplay.stages.notes import (
     note_tolerances,
     note_unread_outputs,
 )
+from trajreplay.stages.packed import numbered
 from trajreplay.stages.recipe import Recipes
 from trajreplay.stages.report import CohortReport, Finding
 from trajreplay.stages.shard_outputs import Part
 from trajreplay.stages.shards import is_dynamic, is_sharded, placed, whole_samples
 from trajreplay.stages.sources import NoSources, Source, Sources, fill_from_sources
-
-_RANK, _ROW = pa.field("rank", pa.int32()), pa.field("row", pa.int64())
 
 
 @dataclass(frozen=True)
@@ -218,7 +215,7 @@ def _read_rows(
         check_sources(entry, part)
         if entry.parallel.context_rank == 0 or is_dynamic([part]):
             held.append((rank, part))  # the others of its group hold the same samples
-        parts.append(Part(entry, _numbered(part, rank)))
+        parts.append(Part(entry, numbered(part, rank)))
     layout, sharded = owners[0].settings.layout, is_sharded(parts)
     if sharded:
         parts = [placed(part, layout) for part in parts]
@@ -229,18 +226,6 @@ def _read_rows(
     merged = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
     members = counted_members(held, parts[0].entry, "micro_batch_id" in columns)
     return _Rows(merged, [part.entry for part in parts], *members)
-
-
-def _numbered(part: pa.Table, rank: int) -> pa.Table:
-    """The rows of a capture with their rank and their place in it."""
-    place = _places(rank, part.num_rows)
-    schema = part.schema.append(_RANK).append(_ROW)
-    return pa.Table.from_arrays([*part.columns, *place], schema=schema)
-
-
-@lru_cache(maxsize=256)
-def _places(rank: int, rows: int) -> tuple[pa.Array, pa.Array]:
-    return pa.array(np.full(rows, rank, np.int32)), pa.array(np.arange(rows, dtype=np.int64))
 
 
 def chosen_rows(part: pa.Table, rows: Mapping[int, Mask] | None, rank: int) -> pa.Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +16,8 @@ from numpy.typing import DTypeLike
 from torch import Tensor
 
 from trajreplay.schema.lists import Int64s, elements, lengths_of
+
+_RANK, _ROW = pa.field("rank", pa.int32()), pa.field("row", pa.int64())
 
 
 class Packed:
@@ -186,6 +188,18 @@ def packed_values(column: pa.ChunkedArray, dtype: DTypeLike | None = None) -> Te
     if not parts:
         parts = [pa.array([], column.type.value_type).to_numpy()]
     return torch.from_numpy(np.concatenate(parts, dtype=dtype))
+
+
+def numbered(part: pa.Table, rank: int) -> pa.Table:
+    """The rows of a capture with their rank and their place in it."""
+    place = _places(rank, part.num_rows)
+    schema = part.schema.append(_RANK).append(_ROW)
+    return pa.Table.from_arrays([*part.columns, *place], schema=schema)
+
+
+@lru_cache(maxsize=256)
+def _places(rank: int, rows: int) -> tuple[pa.Array, pa.Array]:
+    return pa.array(np.full(rows, rank, np.int32)), pa.array(np.arange(rows, dtype=np.int64))
 
 
 def list_lengths(column: pa.ChunkedArray) -> Int64s:
