@@ -7,7 +7,7 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,8 +16,21 @@ from trajreplay.schema.errors import CaptureError
 if TYPE_CHECKING:
     import torch
 
-Rows = list[Any]  # one value a sample: its tokens as a tensor, array or list, or None
+Rows = list[Any]  # one value a sample: its tokens as a tensor, array, list or `Cut`, or None
 _LEAST_VALUES = 1024
+
+
+class Cut(NamedTuple):
+    """A row of a padded copy that is cut when it is written: views cost more than the copy."""
+
+    held: Any
+    row: int
+    length: int
+
+
+def cut(rows: Rows) -> Rows:
+    """The same rows, each as a value of its own."""
+    return [one.held[one.row, : one.length] if type(one) is Cut else one for one in rows]
 
 
 class Slots:
@@ -75,7 +88,7 @@ class Copier:
         self._taken = []
 
     def rows(self, name: str, values: Any, lengths: Sequence[int]) -> Rows:
-        """Copy a column, whose rows are then views of the copy.
+        """Copy a column; its rows are views of the copy, or become so by `cut`.
 
         Args:
             name: The column, for messages.
@@ -115,7 +128,7 @@ class Copier:
         if max(lengths, default=0) > width:
             raise _odd_form(name, f"has {width} columns for a sample of {max(lengths)} tokens")
         held = self._whole(values)
-        return [held[row, :length] for row, length in enumerate(lengths)]
+        return [Cut(held, row, length) for row, length in enumerate(lengths)]
 
     def _packed(self, name: str, values: Any, lengths: Sequence[int]) -> Rows:
         if len(values) != sum(lengths):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from trajreplay.capture.copies import Copier, Rows
+from trajreplay.capture.copies import Copier, Rows, cut
 from trajreplay.schema.errors import CaptureError, listed
 from trajreplay.schema.records import SampleRecord
 from trajreplay.schema.tables import length_column
@@ -37,6 +37,8 @@ class Pending:
     held: bool = False
     problems: list[str] = field(default_factory=list)
     _samples: list[SampleRecord] = field(default_factory=list)
+    _masks: Rows = field(default_factory=list)
+    _micro_batches: list[str | None] = field(default_factory=list)
     _columns: dict[str, Rows] = field(default_factory=dict)
     _origins: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     _scalars: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -73,6 +75,7 @@ class Pending:
         samples: Sequence[SampleRecord],
         columns: Mapping[str, Any],
         origins: Mapping[str, Mapping[str, Any]] | None = None,
+        micro_batch_id: str | None = None,
     ) -> None:
         """Append samples and columns of theirs.
 
@@ -80,14 +83,18 @@ class Pending:
             samples: One record per sample.
             columns: Values of list columns, in a form that `Copier.rows` knows.
             origins: By column of log-probs, its `source`, `temperature` and `weight_version`.
+            micro_batch_id: The micro-batch that they are; that of each record if omitted.
 
         Raises:
             CaptureError: A column does not fit the samples.
         """
-        at = len(self._samples)
-        mine = [replace(one, loss_mask=self.copier.value(one.loss_mask)) for one in samples]
-        copied = self._copied(mine, columns)
-        self._samples += mine
+        at, lengths = len(self._samples), _lengths(samples)
+        masks = [one.loss_mask for one in samples]
+        copied_masks = self.copier.rows("loss_mask", masks, lengths["response_length"])
+        copied = self._copied(lengths, columns)
+        self._samples += samples
+        self._masks += copied_masks
+        self._micro_batches += [micro_batch_id] * len(samples)
         for name, rows in copied.items():
             column = self._columns.setdefault(name, [])
             column += [None] * (at - len(column))  # of micro-batches that had no such column
@@ -119,8 +126,7 @@ class Pending:
         name = MICRO_BATCH_ID.format(index)
         if index not in self._batches:
             at = len(self._samples)
-            named = [replace(one, micro_batch_id=name) for one in samples]
-            self.append(named, columns, origins)
+            self.append(samples, columns, origins, name)
             self._batches[index] = at, ids
         else:
             at, seen = self._batches[index]
@@ -152,7 +158,7 @@ class Pending:
         origins: Mapping[str, Mapping[str, Any]] | None,
     ) -> None:
         """Add columns to a micro-batch that the other loss has brought."""
-        for name, rows in self._copied(samples, columns).items():
+        for name, rows in self._copied(_lengths(samples), columns).items():
             column = self._columns.setdefault(name, [])
             column += [None] * (len(self._samples) - len(column))
             if all(one is None for one in column[at : at + len(rows)]):
@@ -160,12 +166,8 @@ class Pending:
         self._origins |= origins or {}
 
     def _copied(
-        self, samples: Sequence[SampleRecord], columns: Mapping[str, Any]
+        self, lengths: Mapping[str, list[int]], columns: Mapping[str, Any]
     ) -> dict[str, Rows]:
-        lengths = {
-            kind: [int(getattr(one, kind)) for one in samples]
-            for kind in ("response_length", "total_length")
-        }
         return {
             name: self.copier.rows(name, values, lengths[length_column(name)])
             for name, values in columns.items()
@@ -178,12 +180,25 @@ class Pending:
         Raises:
             TrajReplayError: It cannot be represented.
         """
-        capture.samples(self._samples)
-        for name, rows in self._columns.items():
-            column = rows + [None] * (len(self._samples) - len(rows))
+        rows = zip(self._samples, cut(self._masks), self._micro_batches, strict=True)
+        capture.samples(
+            [
+                replace(one, loss_mask=mask, micro_batch_id=name or one.micro_batch_id)
+                for one, mask, name in rows
+            ]
+        )
+        for name, held in self._columns.items():
+            column = cut(held) + [None] * (len(self._samples) - len(held))
             capture.tensor(name, column, **self._origins.get(name, {}))
         for stage, scalars in self._scalars:
             capture.expected(stage, **scalars)
+
+
+def _lengths(samples: Sequence[SampleRecord]) -> dict[str, list[int]]:
+    return {
+        "response_length": [int(one.response_length) for one in samples],
+        "total_length": [int(one.total_length) for one in samples],
+    }
 
 
 _MEANING = ("scale", "denominator", "numerator")  # what is told of scalars beside them

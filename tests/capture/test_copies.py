@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trajreplay import CaptureError
-from trajreplay.capture.copies import Copier, Slots
+from trajreplay.capture.copies import Copier, Slots, cut
 
 LENGTHS = st.lists(st.integers(0, 70), max_size=5)
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.int64])
@@ -17,7 +17,7 @@ DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.in
 
 def bits(rows: list[Any]) -> list[bytes]:
     """Each row as its bytes."""
-    tensors = [torch.as_tensor(one).contiguous() for one in rows]
+    tensors = [torch.as_tensor(one).contiguous() for one in cut(rows)]
     return [one.view(torch.uint8).numpy().tobytes() if one.numel() else b"" for one in tensors]
 
 
@@ -62,13 +62,13 @@ def test_a_tensor_in_a_graph_is_copied_without_it(length: int) -> None:
     leaf = torch.randn(2, length, requires_grad=True)
     for values in (leaf * 2, list(leaf * 2)):
         held = Copier(Slots(1 << 20)).rows("log_probs", values, [length] * 2)
-        assert not any(one.requires_grad for one in held)
+        assert not any(one.requires_grad for one in cut(held))
 
 
 def test_other_makes_than_tensors_are_copied_too() -> None:
     array, packed, listed = np.arange(6.0).reshape(2, 3), np.arange(3.0), [[1.0, 2.0], None]
     copier = Copier(Slots(1 << 20))
-    padded = copier.rows("kl", array, [3, 1])
+    padded = cut(copier.rows("kl", array, [3, 1]))
     split = copier.rows("kl", packed, [1, 2])
     lists = copier.rows("kl", listed, [2, 1])
     array[:], packed[:] = -1.0, -1.0
@@ -90,11 +90,11 @@ def test_values_that_do_not_fit_the_samples_are_refused(values: Any) -> None:
 def test_memory_is_used_again_and_bounded() -> None:
     slots = Slots(1 << 16)
     first = Copier(slots)
-    (row,) = first.rows("kl", torch.ones(1, 2000), [2000])
+    (row,) = cut(first.rows("kl", torch.ones(1, 2000), [2000]))
     first.release()
-    (again,) = Copier(slots).rows("kl", torch.zeros(1, 1500), [1500])
+    (again,) = cut(Copier(slots).rows("kl", torch.zeros(1, 1500), [1500]))
     assert again.data_ptr() == row.data_ptr()
     wide = Copier(slots)
-    (big,) = wide.rows("kl", torch.ones(1, 1 << 15), [1 << 15])
+    (big,) = cut(wide.rows("kl", torch.ones(1, 1 << 15), [1 << 15]))
     wide.release()  # 128 KiB do not stay
     assert slots.take(torch.float32, 1 << 15).data_ptr() != big.data_ptr()

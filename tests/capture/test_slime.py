@@ -1,0 +1,111 @@
+"""slime's rollout data, as its hook hands it over, replays; what is not recomputed says why."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.recorded import captured
+from tests.helpers.scenes import WAY, drawn
+from trajreplay import Lake, capture
+from trajreplay.capture import hooks, slime
+from trajreplay.stages import CohortReport
+
+ARGS = {
+    "advantage_estimator": "gspo",
+    "n_samples_per_prompt": WAY.group_size,
+    "rewards_normalization": True,
+    "grpo_std_normalization": True,
+    "kl_loss_type": WAY.kl,
+    "kl_coef": WAY.kl_coef,
+    "eps_clip": WAY.eps_clip,
+    "eps_clip_high": WAY.eps_clip_high,
+    "start_rollout_id": 0,
+}
+
+
+@pytest.fixture(autouse=True)
+def _on(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slime, "_asked", [])
+    monkeypatch.setenv("TRAJREPLAY_CAPTURE", "1")
+    monkeypatch.setenv("TRAJREPLAY_CAPTURE_STRICT", "1")
+    monkeypatch.setenv("TRAJREPLAY_LAKE", lake.path)
+    monkeypatch.setenv("TRAJREPLAY_RUN_ID", "r")
+
+
+def rollout_data(rollout_id: int) -> dict[str, Any]:
+    """What slime's actor holds of the drawn samples, by its own names."""
+    samples = drawn(rollout_id=rollout_id)
+    names = {"log_probs": "old_log_probs", **dict.fromkeys(("kl", "advantages", "returns"), "")}
+    names |= dict.fromkeys(("ref_log_probs", "rollout_log_probs"), "")
+    return {
+        "tokens": [torch.arange(one.length + 3) for one in samples],
+        "response_lengths": [one.length for one in samples],
+        "loss_masks": [torch.tensor(one.mask) for one in samples],
+        "rewards": [one.reward for one in samples],
+        "raw_reward": [one.raw_reward for one in samples],
+        "sample_indices": [8 * rollout_id + row for row in range(len(samples))],
+        **{name: [one.columns[of or name] for one in samples] for name, of in names.items()},
+    }
+
+
+def replayed(lake: Lake, **changes: Any) -> list[CohortReport]:
+    for rollout_id in range(2):
+        slime.record_rollout(
+            SimpleNamespace(**ARGS | changes), rollout_id, rollout_data(rollout_id)
+        )
+    capture.recorder().close()
+    report = lake.replay()
+    assert report.verdict == "pass", report.to_json()
+    return report.cohorts
+
+
+def test_rollouts_replay_from_rewards_to_advantages(lake: Lake) -> None:
+    cohorts = replayed(lake)
+    assert [one.rollout_id for one in cohorts] == [0, 1]
+    assert {stage.verdict for one in cohorts for stage in one.stages} == {"pass", "not-declared"}
+    assert all(one.stages[3].stage == "advantage.kl" and one.stages[3].compared for one in cohorts)
+
+
+@pytest.mark.parametrize(
+    ("changes", "stage", "why"),
+    [
+        ({"normalize_advantages": True}, "advantage.estimate", "normalised over the batch"),
+        ({"advantage_estimator": "ppo"}, "advantage.estimate", "advantage_estimator is 'ppo'"),
+        ({"custom_reward_post_process_path": "f"}, "reward.post_process", "a custom function"),
+    ],
+)
+def test_what_is_made_otherwise_is_recorded_and_says_why(
+    lake: Lake, changes: dict[str, Any], stage: str, why: str
+) -> None:
+    for one in replayed(lake, **changes):
+        (found,) = [result for result in one.stages if result.stage == stage]
+        assert found.verdict == "recorded-only"
+        assert why in found.message
+
+
+def test_without_the_switch_nothing_is_looked_at(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRAJREPLAY_CAPTURE")
+    slime.record_rollout(None, 0, {})
+    assert captured(lake) == []
+
+
+def test_plain_functions_are_those_of_the_recorder(lake: Lake) -> None:
+    capture.enable_from_env(settings=WAY.short, step_stages=["sample"])
+    hooks.begin_rollout(0, stages=["sample"])
+    hooks.record([])
+    hooks.end_rollout()
+    hooks.begin_step(0, 0)
+    hooks.record_policy_loss(0, [], scalars={"loss": 0.0})
+    hooks.record_value_loss(0, [])
+    hooks.end_step(grad_norm=1.0)
+    capture.recorder().close()
+    assert [(one.key.kind, one.status) for one in captured(lake)] == [
+        ("rollout", "complete"),
+        ("step", "complete"),
+    ]
+    methods = {name for name in vars(capture.Recorder) if not name.startswith("_")}
+    assert set(hooks.__all__) <= methods
