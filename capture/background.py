@@ -94,8 +94,9 @@ class Background:
         size = handoff.held_bytes
         with self._changed:
             if self._closing or not self._thread.is_alive():
-                reason = "the recorder was closed before"
-            elif not self._has_room(size) and not self._changed.wait_for(
+                handoff.given_up("")  # nobody is there to note it in the lake
+                return "the recorder was closed before"
+            if not self._has_room(size) and not self._changed.wait_for(
                 lambda: self._has_room(size), self._wait_s
             ):
                 reason = (
