@@ -69,7 +69,8 @@ def enable(
         step_stages: Likewise of a step.
         rank: This process; that of torch.distributed if omitted.
         expected_ranks: The ranks that record; those that say so if omitted.
-        attempt: Restart of the run; the next one of the lake if omitted, reserved by rank 0.
+        attempt: Restart of the run; that of the switches, or the next one of the lake, reserved by
+            rank 0, if omitted.
         resume_rollout_id: Where training resumed, the first rollout that it does anew.
         parallel: Where this rank stands in each parallel dimension.
         producer: The program that captures.
@@ -97,7 +98,7 @@ def enable(
             records=mine,
             rank=rank,
             expected_ranks=expected_ranks,
-            attempt=attempt,
+            attempt=switches.attempt if attempt is None else attempt,
             resume_rollout_id=resume_rollout_id,
         )
     except (CaptureError, DatasetError, OSError) as error:

@@ -15,7 +15,7 @@ from trajreplay.schema.identity import check_id
 from trajreplay.schema.policy import Redaction
 
 PREFIX, ALIAS = "TRAJREPLAY_CAPTURE", "RELAX_REPLAY_CAPTURE"
-LAKE, RUN_ID = "TRAJREPLAY_LAKE", "TRAJREPLAY_RUN_ID"
+LAKE, RUN_ID, ATTEMPT = "TRAJREPLAY_LAKE", "TRAJREPLAY_RUN_ID", "TRAJREPLAY_ATTEMPT"
 _JOBS = {"SLURM_JOB_ID": "slurm", "LSB_JOBID": "lsf", "PBS_JOBID": "pbs"}
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _BYTES = re.compile(r"(\d{1,15})([KMG]?)i?B?")
@@ -40,6 +40,7 @@ class Switches:
         ring_bytes: Most that they take, and rollouts whose consumer is not known yet. Bytes.
         triggers: When they are written.
         strict: Raise what would only be warned of. For tests, never for production.
+        attempt: The attempt, where whoever started the job reserved one, as certify does.
     """
 
     lake: str
@@ -53,6 +54,7 @@ class Switches:
     ring_bytes: int = 1 << 28
     triggers: Triggers = field(default_factory=Triggers)
     strict: bool = False
+    attempt: int | None = None
 
     def __post_init__(self) -> None:
         check_id("run_id", self.run_id)
@@ -92,6 +94,8 @@ class Switches:
             values[field_name] = _read(f"{PREFIX}_{name}", text, reader, problems)
         chosen = {name: values.pop(name, None) for name in ("steps", "rollouts")}
         values |= {"lake": _required(given, LAKE, problems), "run_id": _run_id(given, problems)}
+        if attempt := given.get(ATTEMPT):
+            values["attempt"] = _read(ATTEMPT, attempt, _attempt, problems)
         if problems:
             raise SchemaError(
                 f"capture is switched on and cannot start:\n  {listed(problems)}",
@@ -146,6 +150,12 @@ def _seconds(text: str) -> float:
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 6):
         raise ValueError("a number of steps")
+    return int(text)
+
+
+def _attempt(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise ValueError("a restart's number, the first is 0")
     return int(text)
 
 

@@ -69,6 +69,11 @@ VERBS = {
         "trajreplay.cli.mismatch",
         "Measure how far the trainer's log-probs are from the sampler's, run beside run.",
     ),
+    "gate": ("trajreplay.cli.gate", "Hold a run against a policy; what is missing fails."),
+    "certify": (
+        "trajreplay.cli.certify",
+        "Run a command under capture as a fresh attempt, then gate it.",
+    ),
     "sql": ("trajreplay.cli.sql", "Ask a lake one question in SQL."),
     "profiles": (
         "trajreplay.cli.profiles",

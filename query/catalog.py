@@ -197,6 +197,20 @@ class Catalog:
             )
         return run_id
 
+    def only_run(self) -> str:
+        """The run of a lake that has one.
+
+        Raises:
+            QueryError: It has several, or none.
+        """
+        if len(self.runs) != 1:
+            there = ", ".join(map(repr, self.runs)) or "none"
+            raise QueryError(
+                f"{self.store} has {len(self.runs)} runs, expected that one is named: {there}",
+                hint="To list the runs: trajreplay info",
+            )
+        return next(iter(self.runs))
+
 
 def cohort_of(key: CaptureKey) -> Cohort:
     """The capture set that a rollout or step capture belongs to."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from trajreplay.query.capture_sets import CaptureSets, capture_sets
 from trajreplay.query.catalog import Catalog, Cohort
 from trajreplay.query.lineage import lineages
-from trajreplay.schema.errors import QueryError
 
 
 @dataclass(frozen=True)
@@ -47,12 +46,5 @@ def side_of(catalog: Catalog, run_id: str | None = None, attempt: int | None = N
     Raises:
         QueryError: There is no such run or attempt, or several runs and none was named.
     """
-    if run_id is None:
-        runs = sorted(catalog.runs)
-        if len(runs) != 1:
-            raise QueryError(
-                f"the lake has {len(runs)} runs, expected one or the name of one: "
-                f"{', '.join(runs) or 'none'}"
-            )
-        run_id = runs[0]
+    run_id = catalog.only_run() if run_id is None else run_id
     return Side(catalog, run_id, attempt, capture_sets(catalog, lineages(catalog, run_id, attempt)))

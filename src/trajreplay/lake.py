@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from trajreplay.schema.store import Store
     from trajreplay.stages import Report, RewardFunction, WhatIf
     from trajreplay.stages.explain import Explained
+    from trajreplay.stages.gate import GateVerdict, Policy
     from trajreplay.stages.watch import Watch
     from trajreplay.writer import CaptureBuilder
 
@@ -696,6 +697,44 @@ class Lake:
             right = one.run_id
         two = side_of((other or self)._catalog, right, attempts[1])
         return diff(one, two, atol=atol, rtol=rtol, progress=progress)
+
+    def gate(
+        self,
+        policy: Policy | str | os.PathLike[str],
+        run: str | None = None,
+        attempts: Sequence[int] = (0,),
+        *,
+        command_exit: int | None = None,
+        command_signal: int | None = None,
+    ) -> GateVerdict:
+        """Hold the attempts of a run that are named, and nothing else, against a policy.
+
+        Args:
+            policy: A policy, a TOML file of one, or the name of a preset: router-replay,
+                replay-clean or mismatch-baseline.
+            run: The run; may be left out where the lake has only one.
+            attempts: One attempt, or a chain in its order; the last is judged.
+            command_exit: Exit code of the command that ran the last attempt, where it is known.
+            command_signal: The signal that killed it.
+
+        Returns:
+            The verdict: `verdict.verdict`, `verdict.certifies`, `verdict.checks`. What was not
+            recorded fails its check; it is no error.
+
+        Raises:
+            QueryError: The policy is malformed, or no run or attempt is named.
+        """
+        from trajreplay.stages.gate import Policy, gate, load_gate_policy
+
+        held = policy if isinstance(policy, Policy) else load_gate_policy(policy)
+        return gate(
+            self._catalog,
+            held,
+            self._catalog.only_run() if run is None else run,
+            attempts,
+            command_exit=command_exit,
+            command_signal=command_signal,
+        )
 
     def watch(
         self,

@@ -1,0 +1,19 @@
+"""A run held against a policy: checks that fail closed, and one verdict."""
+
+from trajreplay.stages.gate.check import Check
+from trajreplay.stages.gate.checks import CHECKS
+from trajreplay.stages.gate.judge import gate
+from trajreplay.stages.gate.policy import PRESETS, Policy, SqlCheck, load_gate_policy
+from trajreplay.stages.gate.verdict import CheckVerdict, GateVerdict
+
+__all__ = [
+    "CHECKS",
+    "PRESETS",
+    "Check",
+    "CheckVerdict",
+    "GateVerdict",
+    "Policy",
+    "SqlCheck",
+    "gate",
+    "load_gate_policy",
+]

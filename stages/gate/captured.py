@@ -1,0 +1,92 @@
+"""Values of steps computed from what was captured, which count before what a heartbeat tells."""
+
+from __future__ import annotations
+
+from trajreplay.query import Catalog, MismatchReport, Selection, mismatch, run_sql
+from trajreplay.schema.errors import QueryError
+from trajreplay.stages.gate.heartbeats import Values
+
+Place = tuple[int, int]  # rollout and step
+OF_MISMATCH = (
+    "valid_tokens",
+    "over_0_5",
+    "over_1_0",
+    "abs_delta_max",
+    "abs_delta",
+    "generation_kl",
+)
+# The spread of a group is that of its samples in the step; advantages count on valid tokens.
+_SIGNAL = """
+WITH told AS (
+  SELECT rollout_id, step_id, source_attempt, source_rollout_id, group_id, raw_reward, truncated,
+         list_max(list_transform(list_zip(advantages, loss_mask),
+           lambda one: CASE WHEN one[2] = 0 THEN 0.0 ELSE abs(one[1]) END)) AS advantage,
+         advantages IS NULL AS untold
+  FROM samples WHERE step_id IS NOT NULL AND attempt = {attempt}
+), spreads AS (
+  SELECT rollout_id, step_id, max(spread) AS spread, bool_or(untold) AS untold FROM (
+    SELECT rollout_id, step_id, max(raw_reward) - min(raw_reward) AS spread,
+           count(raw_reward) < count(*) OR group_id IS NULL AS untold
+    FROM told GROUP BY rollout_id, step_id, source_attempt, source_rollout_id, group_id
+  ) GROUP BY rollout_id, step_id
+)
+SELECT rollout_id, step_id,
+       CASE WHEN NOT any_value(spreads.untold) THEN any_value(spread) END AS reward_std,
+       CASE WHEN NOT bool_or(told.untold) THEN coalesce(max(advantage), 0) END
+         AS advantage_abs_max,
+       CASE WHEN count(truncated) = count(*) THEN avg(truncated::INT) END AS truncation_rate
+FROM told JOIN spreads USING (rollout_id, step_id)
+GROUP BY rollout_id, step_id"""
+# Of the widest scope at which it was recorded; of several the one furthest from 0, NaN if one is.
+_LOSS = """
+SELECT rollout_id, step_id, arg_max(value, (own = widest, abs(value))) AS loss
+FROM (
+  SELECT *, max(own) OVER (PARTITION BY rollout_id, step_id) AS widest
+  FROM (
+    SELECT *, CASE scope WHEN 'global' THEN 3 WHEN 'rank' THEN 2 WHEN 'micro_batch' THEN 1
+                         ELSE 0 END AS own
+    FROM outputs
+    WHERE kind = 'step' AND stage = 'loss.policy' AND field = 'loss' AND attempt = {attempt}
+  )
+) WHERE own = widest GROUP BY rollout_id, step_id"""
+
+
+def captured_steps(catalog: Catalog, run_id: str, attempt: int) -> dict[Place, Values]:
+    """What the complete step captures of one attempt say, by rollout and step.
+
+    Args:
+        catalog: The lake.
+        run_id: The run.
+        attempt: The attempt; nothing of what it continues is taken.
+
+    Raises:
+        DatasetError: A file is not what its entry says, or a column is a copy of the other.
+        QueryError: A step says what cannot be summed up.
+    """
+    found: dict[Place, Values] = {}
+    keys = catalog.by_attempt.get((run_id, attempt), ())
+    if not any(key.kind == "step" for key in keys):
+        return found
+    for text in (_SIGNAL, _LOSS):
+        rows = run_sql(catalog, text.format(attempt=attempt), run=run_id, attempt=attempt)
+        for row in rows.arrow().to_pylist():
+            place = row.pop("rollout_id"), row.pop("step_id")
+            found.setdefault(place, {}).update(row)
+    report = _mismatch(catalog, run_id, attempt)
+    if report is not None:
+        odd = [one.message for one in report.findings if one.severity == "error"]
+        for row in report.table.to_pylist():
+            values = {name: row[name] for name in OF_MISMATCH} | {"mismatch_errors": odd}
+            found.setdefault((row["rollout_id"], row["step_id"]), {}).update(values)
+    return found
+
+
+def _mismatch(catalog: Catalog, run_id: str, attempt: int) -> MismatchReport | None:
+    """The statistics by step; None where no step holds the pair."""
+    selection = Selection(run=run_id, attempt=attempt, where=f"attempt = {attempt}")
+    try:
+        return mismatch(catalog, selection, by=["step"], level="step")
+    except QueryError as error:
+        if error.facts.get("compared") == 0:
+            return None
+        raise

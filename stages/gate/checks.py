@@ -1,0 +1,129 @@
+"""The checks of a gate, declared once: what each demands and its parameters."""
+
+from __future__ import annotations
+
+from trajreplay.query.routes.policy import STAGES
+from trajreplay.query.routes.rules import CONTRACTS
+from trajreplay.schema.errors import TrajReplayError
+from trajreplay.stages.gate.check import Check, Judged, Parameter
+from trajreplay.stages.gate.evidence import Evidence
+from trajreplay.stages.gate.of_lake import judge_captures, judge_replay, judge_routes
+from trajreplay.stages.gate.of_mismatch import (
+    judge_delta_fraction,
+    judge_delta_tail,
+    judge_generation_kl,
+    judge_mismatch_baseline,
+)
+from trajreplay.stages.gate.of_run import (
+    judge_attempt,
+    judge_command,
+    judge_complete,
+    judge_terminal,
+)
+from trajreplay.stages.gate.of_signal import (
+    judge_learning_signal,
+    judge_nonzero_loss,
+    judge_truncation,
+)
+from trajreplay.stages.gate.policy import Policy
+
+_SHARE = Parameter("share", "Share of max_steps that is demanded.", "share")
+_BELOW = Parameter("below", "What the value has to stay below.", "number")
+CHECKS = (
+    Check("command", "run", "The command ended with exit code 0.", judge_command),
+    Check(
+        "attempt",
+        "run",
+        "The attempt recorded steps of its own, and everything that counts fits together.",
+        judge_attempt,
+    ),
+    Check(
+        "complete",
+        "run",
+        "The loss of every step to max_steps; of an intermediate run at least one, without a gap.",
+        judge_complete,
+        counts_steps=True,
+    ),
+    Check("terminal", "run", "The attempt's recorder closed after a clean end.", judge_terminal),
+    Check(
+        "learning_signal",
+        "signal",
+        "Rewards that differ within a group, and an advantage that is not 0, in enough steps.",
+        judge_learning_signal,
+        (_SHARE,),
+        counts_steps=True,
+    ),
+    Check(
+        "nonzero_loss",
+        "signal",
+        "A finite loss other than 0 in enough steps.",
+        judge_nonzero_loss,
+        (_SHARE,),
+        counts_steps=True,
+    ),
+    Check(
+        "truncation",
+        "signal",
+        "Few samples were cut at the length limit, by the mean over steps.",
+        judge_truncation,
+        (_BELOW,),
+    ),
+    Check("delta_tail", "mismatch", "No valid token differs by more than 1.0.", judge_delta_tail),
+    Check(
+        "delta_fraction",
+        "mismatch",
+        "Few valid tokens of all differ by more than 0.5.",
+        judge_delta_fraction,
+        (_BELOW,),
+    ),
+    Check(
+        "generation_kl",
+        "mismatch",
+        "The generation KL (k3) is small by its mean over steps, and never negative.",
+        judge_generation_kl,
+        (_BELOW,),
+    ),
+    Check(
+        "mismatch_baseline",
+        "mismatch",
+        "The mismatch stays near that of the run's own first steps.",
+        judge_mismatch_baseline,
+        (
+            Parameter("statistic", "What is watched.", "text", ("abs_delta", "generation_kl")),
+            Parameter("window", "Steps that are the warm-up.", "count"),
+            Parameter("factor", "How many times the warm-up's mean is allowed.", "number"),
+            Parameter("patience", "Steps on end that have to be above.", "count"),
+        ),
+    ),
+    Check(
+        "routes",
+        "routes",
+        "The router-replay traces are valid under the transport contract that is stated.",
+        judge_routes,
+        (
+            Parameter("traces", "Folder of the traces.", "text"),
+            Parameter("contract", "How routes travel.", "text", CONTRACTS),
+            Parameter("stages", f"Stages that replay, of {', '.join(STAGES)}.", "any"),
+            Parameter("layers", "MoE layers, counted from 1.", "any"),
+            Parameter("experts", "Experts of a layer.", "any"),
+            Parameter("require", "Rules that have to be decided.", "any"),
+            Parameter("max_fallback_share", "Share of rows left to the own router.", "share"),
+            Parameter("processes", "The attempt's processes as host:pid.", "any"),
+            Parameter(
+                "since", "First second since 1970; the attempt's start if omitted.", "number"
+            ),
+            Parameter("until", "Last second since 1970.", "number"),
+        ),
+    ),
+    Check("captures", "captures", "No capture is dropped, every set complete.", judge_captures),
+    Check("replay", "replay", "Every cohort recomputes to what was recorded.", judge_replay),
+)
+CHECKS_BY_NAME = {one.name: one for one in CHECKS}
+
+
+def judged(check: Check, found: Evidence, policy: Policy) -> Judged:
+    """The outcome of a check; what cannot be read fails it."""
+    try:
+        return check.judge(found, policy, policy.checks[check.name])
+    except TrajReplayError as error:
+        return Judged(False, None, check.demand, error.message)

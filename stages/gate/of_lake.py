@@ -1,0 +1,77 @@
+"""Checks of route traces, of captures, and that they recompute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trajreplay.query.capture_sets import read_capture_set
+from trajreplay.query.routes import check_routes, policy_of
+from trajreplay.schema.identity import DROPPED
+from trajreplay.stages.gate.check import Judged, Parameters
+from trajreplay.stages.gate.evidence import Evidence
+from trajreplay.stages.gate.policy import Policy
+
+
+def judge_routes(found: Evidence, policy: Policy, given: Parameters) -> Judged:
+    """Route traces are valid under the contract that the policy states."""
+    bound = f"valid under {given.get('contract', 'a contract that is not stated')}"
+    stated = dict(given)
+    folder = stated.pop("traces", None)
+    if folder is None:
+        return Judged(False, None, bound, "no folder of traces is named: checks.routes.traces")
+    if "contract" not in stated:
+        return Judged(False, None, bound, "no contract is stated: checks.routes.contract")
+    started = found.started_s
+    if started is None and stated.get("since") is None:
+        return Judged(False, None, bound, "it is not recorded when the attempt started")
+    stated.setdefault("since", started)
+    report = check_routes(Path(folder), policy_of(stated, "checks.routes"))
+    value = {"records": report.records, "left_out": report.left_out}
+    if report.verdict == "pass":
+        return Judged(True, value, bound)
+    first = next((one for one in report.findings if one.severity != "remark"), None)
+    return Judged(False, value, bound, f"{first.rule}: {first.message}" if first else "it fails")
+
+
+def judge_captures(found: Evidence, policy: Policy, given: Parameters) -> Judged:
+    """Every capture set of the attempts is complete, and none was dropped."""
+    bound = "at least one capture, none dropped, every set complete"
+    cohorts = found.cohorts()
+    if not cohorts:
+        return Judged(False, 0, bound, "nothing was captured")
+    dropped = [key for key in found.captures() if key.part == DROPPED]
+    if dropped:
+        return Judged(False, len(cohorts), bound, f"{len(dropped)} dropped, first {dropped[0]}")
+    for cohort in cohorts:
+        refusals = read_capture_set(found.catalog, cohort).refusals()
+        if refusals:
+            return Judged(False, len(cohorts), bound, f"{cohort}: {refusals[0]}")
+    return Judged(True, len(cohorts), bound)
+
+
+def judge_replay(found: Evidence, policy: Policy, given: Parameters) -> Judged:
+    """Every cohort of the attempts recomputes."""
+    from trajreplay.query import Selection
+    from trajreplay.stages.plan import replay
+
+    allowed = ("pass", "precision") if policy.allow_precision else ("pass",)
+    bound = f"verdict {' or '.join(allowed)} of every cohort"
+    verdicts: dict[str, int] = {}
+    reason = ""
+    stops = found.stops()
+    for attempt in found.attempts:
+        if not any(cohort.attempt == attempt for cohort in found.cohorts()):
+            continue
+        stop = "" if stops[attempt] is None else f" AND rollout_id < {stops[attempt]}"
+        report = replay(
+            found.catalog,
+            Selection(run=found.run_id, attempt=attempt, where=f"attempt = {attempt}{stop}"),
+        )
+        for one in report.cohorts:
+            verdicts[one.verdict] = verdicts.get(one.verdict, 0) + 1
+            if one.verdict not in allowed and not reason:
+                step = "" if one.step_id is None else f" step {one.step_id}"
+                reason = f"rollout {one.rollout_id}{step} is {one.verdict}"
+    if not verdicts:
+        return Judged(False, {}, bound, "nothing was replayed")
+    return Judged(not reason, verdicts, bound, reason)

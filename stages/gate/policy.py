@@ -1,0 +1,246 @@
+"""What a run is held against: named checks with their bounds, from a TOML file or a preset."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from trajreplay.schema.errors import QueryError
+
+RunKind = Literal["direct", "intermediate", "final"]
+RUN_KINDS: tuple[RunKind, ...] = get_args(RunKind)
+PRESETS = ("router-replay", "replay-clean", "mismatch-baseline")
+_FOLDER = Path(__file__).parent / "presets"
+_MAX_BYTES = 1 << 20
+_TOP = ("preset", "max_steps", "run", "allow_precision", "checks", "sql")
+_SQL_BOUNDS = ("below", "above", "at_most", "at_least", "equals")
+
+
+@dataclass(frozen=True)
+class SqlCheck:
+    """A statement that returns one number, and its bound.
+
+    Args:
+        name: What the check is called.
+        query: One SELECT over the tables of the lake, of one row and one column.
+        bounds: By kind, the bounds that the number has to keep, at least one.
+    """
+
+    name: str
+    query: str
+    bounds: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a run is held against.
+
+    Args:
+        checks: By name, the parameters of the checks to make.
+        sql: Statements that return a number, with a bound.
+        max_steps: Optimizer steps that the whole chain has; needed where steps are counted.
+        run: `direct`, a job of its own; `final`, the last of a chain; `intermediate`, one that may
+            end before `max_steps` and certifies nothing.
+        allow_precision: Whether a replay within rounding errors, not tolerances, passes.
+    """
+
+    checks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    sql: tuple[SqlCheck, ...] = ()
+    max_steps: int | None = None
+    run: RunKind = "direct"
+    allow_precision: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything it says, as plain data."""
+        return {
+            "checks": {name: dict(found) for name, found in sorted(self.checks.items())},
+            "sql": [vars(one) | {"bounds": dict(one.bounds)} for one in self.sql],
+            "max_steps": self.max_steps,
+            "run": self.run,
+            "allow_precision": self.allow_precision,
+        }
+
+    @property
+    def digest(self) -> str:
+        """The same for two policies only if they demand the same."""
+        text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+    def with_parameters(self, check: str, **stated: Any) -> Policy:
+        """The policy with parameters of one of its checks stated; None states nothing.
+
+        Raises:
+            QueryError: The policy does not make the check.
+        """
+        given = {name: value for name, value in stated.items() if value is not None}
+        if not given:
+            return self
+        if check not in self.checks:
+            raise QueryError(f"{', '.join(given)} of {check} is given, which the policy lacks")
+        changed = {**self.checks, check: {**self.checks[check], **given}}
+        return checked(replace(self, checks=changed), "the policy")
+
+
+def load_gate_policy(named: str | os.PathLike[str], **stated: Any) -> Policy:
+    """Read a policy.
+
+    Args:
+        named: A TOML file, or the name of a preset. A file may say `preset = NAME` and then states
+            only what is other or more than in the preset.
+        stated: Top-level fields that count before those of the file.
+
+    Raises:
+        QueryError: It is no TOML, or a key or value is none of those allowed.
+
+    >>> load_gate_policy("router-replay").checks["generation_kl"]["below"]
+    0.001
+    """
+    given = {name: value for name, value in stated.items() if value is not None}
+    if os.fspath(named) in PRESETS:
+        return policy_of(_preset(os.fspath(named)) | given, f"preset {named}")
+    file = Path(named)
+    return policy_of(_resolved(_tree(file), str(file)) | given, str(file))
+
+
+def _tree(file: Path) -> dict[str, Any]:
+    try:
+        if not file.is_file():
+            known = ", ".join(PRESETS)
+            raise QueryError(f"{file}: no such policy, expected a TOML file, or one of {known}")
+        if file.stat().st_size > _MAX_BYTES:
+            raise QueryError(f"{file}: more than {_MAX_BYTES} bytes, expected a policy")
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise QueryError(f"{file}: no policy can be read: {error}") from error
+
+
+def _preset(name: str) -> dict[str, Any]:
+    return tomllib.loads((_FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def _resolved(tree: dict[str, Any], where: str) -> dict[str, Any]:
+    """A tree with what its preset says beneath; a check that is `false` is not made."""
+    name = tree.pop("preset", None)
+    if name is None:
+        return tree
+    if name not in PRESETS:
+        raise QueryError(f"{where}: preset is {name!r}, expected one of {', '.join(PRESETS)}")
+    base = _preset(name)
+    checks = {**base["checks"]}
+    given = tree.get("checks", {})
+    if not isinstance(given, dict):
+        raise QueryError(f"{where}: checks is {given!r}, expected a table")
+    for check, parameters in given.items():
+        if parameters is False:
+            checks.pop(check, None)
+        elif isinstance(parameters, dict):
+            checks[check] = {**checks.get(check, {}), **parameters}
+        else:
+            checks[check] = parameters
+    return base | tree | {"checks": checks}
+
+
+def policy_of(tree: Mapping[str, Any], where: str) -> Policy:
+    """A policy from plain values.
+
+    Raises:
+        QueryError: A key or value is none of those allowed.
+    """
+    _known(tree, _TOP, where)
+    checks = tree.get("checks", {})
+    if not isinstance(checks, dict) or not all(isinstance(one, dict) for one in checks.values()):
+        raise QueryError(f"{where}: checks is {checks!r}, expected a table of tables")
+    sql = tree.get("sql", [])
+    if not isinstance(sql, list):
+        raise QueryError(f"{where}: sql is {sql!r}, expected tables [[sql]]")
+    run = tree.get("run", "direct")
+    if run not in RUN_KINDS:
+        raise QueryError(f"{where}: run is {run!r}, expected one of {', '.join(RUN_KINDS)}")
+    precision = tree.get("allow_precision", False)
+    if not isinstance(precision, bool):
+        raise QueryError(f"{where}: allow_precision is {precision!r}, expected true or false")
+    policy = Policy(
+        checks=checks,
+        sql=tuple(_sql_of(one, where) for one in sql),
+        max_steps=tree.get("max_steps"),
+        run=cast("RunKind", run),
+        allow_precision=precision,
+    )
+    return checked(policy, where)
+
+
+def checked(policy: Policy, where: str) -> Policy:
+    """The policy, if every check and parameter of it is known and it checks anything.
+
+    Raises:
+        QueryError: It does not.
+    """
+    from trajreplay.query.routes import policy_of as routes_policy
+    from trajreplay.stages.gate.checks import CHECKS_BY_NAME
+
+    if not policy.checks and not policy.sql:
+        raise QueryError(f"{where}: no check is named, and a policy that checks nothing passes all")
+    _known(policy.checks, tuple(CHECKS_BY_NAME), where)
+    for name, parameters in policy.checks.items():
+        declared = {one.name: one for one in CHECKS_BY_NAME[name].parameters}
+        _known(parameters, tuple(declared), f"{where}: checks.{name}")
+        for key, value in parameters.items():
+            problem = declared[key].problem(value)
+            if problem:
+                raise QueryError(f"{where}: checks.{name}.{key} is {value!r}, expected {problem}")
+    routes = {
+        name: one for name, one in policy.checks.get("routes", {}).items() if name != "traces"
+    }
+    if "contract" in routes:
+        routes_policy(routes, f"{where}: checks.routes")
+    steps = policy.max_steps
+    if steps is not None and (type(steps) is not int or steps < 1):
+        raise QueryError(f"{where}: max_steps is {steps!r}, expected a number from 1 on")
+    counted = [name for name in policy.checks if CHECKS_BY_NAME[name].counts_steps]
+    if counted and steps is None:
+        raise QueryError(
+            f"{where}: max_steps is missing, which {counted[0]} counts over",
+            hint="State it: max_steps = 10, or --max-steps 10",
+        )
+    twice = [one.name for one in policy.sql if [o.name for o in policy.sql].count(one.name) > 1]
+    if twice:
+        raise QueryError(f"{where}: two statements are called {twice[0]!r}")
+    return policy
+
+
+def _sql_of(tree: Any, where: str) -> SqlCheck:
+    if not isinstance(tree, dict):
+        raise QueryError(f"{where}: sql is {tree!r}, expected tables [[sql]]")
+    _known(tree, ("name", "query", *_SQL_BOUNDS), f"{where}: sql")
+    for key in ("name", "query"):
+        if not isinstance(tree.get(key), str) or not tree[key].strip():
+            raise QueryError(f"{where}: a statement has the {key} {tree.get(key)!r}, expected text")
+    bounds = {name: tree[name] for name in _SQL_BOUNDS if name in tree}
+    wrong = [name for name, value in bounds.items() if not is_number(value)]
+    if wrong or not bounds:
+        found = f"{wrong[0]} = {bounds[wrong[0]]!r}" if wrong else "no bound"
+        raise QueryError(
+            f"{where}: sql {tree['name']!r} has {found}, expected a number for one of "
+            f"{', '.join(_SQL_BOUNDS)}"
+        )
+    return SqlCheck(tree["name"], tree["query"], {name: float(one) for name, one in bounds.items()})
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a finite number, and no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _known(found: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+    unknown = [name for name in found if name not in known]
+    if unknown:
+        raise QueryError(
+            f"{where}: unknown {unknown[0]!r}, expected one of {', '.join(known) or 'none'}"
+        )

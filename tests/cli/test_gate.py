@@ -1,0 +1,179 @@
+"""`trajreplay gate` and `certify`: verdict files, exit codes, real commands and signals."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.cli import run
+from tests.helpers.gates import CASES, healthy_run
+from tests.helpers.recorded import enabled, record_rollout, record_step
+from trajreplay import Lake
+
+ROOT = Path(__file__).parents[2]
+TRACES = CASES / "r3_traces" / "la_healthy"
+ROUTES = ("--traces", TRACES, "--contract", "legacy-async")
+# Records one rollout and one step as the environment says, then does what it is told.
+TRAINING = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+from tests.helpers.cohorts import ROLLOUT_STAGES
+from tests.helpers.recorded import record_rollout, record_step
+from tests.helpers.scenes import WAY
+from trajreplay import capture
+recorder = capture.enable_from_env(settings=WAY.short, rollout_stages=ROLLOUT_STAGES)
+record_step(recorder, record_rollout(recorder))
+recorder.close()
+print("trained", flush=True)
+exec(sys.argv[2])
+"""
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake.create(tmp_path / "lake")
+
+
+def captured(lake: Lake, **changes: Any) -> None:
+    recorder = enabled(lake, **changes)
+    record_step(recorder, record_rollout(recorder))
+    recorder.close()
+
+
+def test_a_run_that_recomputes_is_clean(lake: Lake, tmp_path: Path) -> None:
+    captured(lake)
+    file = tmp_path / "verdict.json"
+    outcome = run("gate", "replay-clean", "--lake", lake.path, "--attempt", "0", "--verdict", file)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.splitlines()[-1] == "pass: direct run 'r', attempt 0"
+    verdict = json.loads(file.read_text())
+    assert (verdict["verdict"], verdict["certifies"], verdict["attempts"]) == ("pass", True, [0])
+    assert {one["check"] for one in verdict["checks"]} == {"attempt", "captures", "replay"}
+
+
+def test_a_dropped_capture_fails_and_its_phase_comes_first(lake: Lake) -> None:
+    recorder = enabled(lake)
+    record_step(recorder, record_rollout(recorder))
+    with lake.capture(
+        run_id="r", rollout_id=1, rank=0, expected_ranks=[0], settings=_settings()
+    ) as capture:
+        capture.drop("queue full")
+    recorder.close()
+    outcome = run("gate", "replay-clean", "--lake", lake.path, "--attempt", "0", "--format", "json")
+    verdict = json.loads(outcome.out)
+    assert (outcome.code, verdict["failing_phase"]) == (1, "captures")
+    assert verdict["checks"][0]["check"] == "captures"
+    assert "dropped" in verdict["checks"][0]["reason"]
+
+
+def _settings() -> Any:
+    from tests.helpers.scenes import WAY
+
+    return WAY.short
+
+
+def test_heartbeats_are_held_against_the_preset(lake: Lake) -> None:
+    healthy_run(lake)
+    command = ("gate", "router-replay", "--lake", lake.path, "--attempt", "0", *ROUTES)
+    assert run(*command, "--command-exit", "0").code == 0
+    unknown = run(*command)
+    assert unknown.code == 1
+    assert unknown.out.startswith("[      fail] command: the exit code of the command is not known")
+
+
+def test_an_attempt_counts_alone_unless_the_chain_is_named(lake: Lake) -> None:
+    healthy_run(lake, 4)
+    healthy_run(lake, 6, attempt=1, first=5)
+    command = ("gate", "router-replay", "--lake", lake.path, *ROUTES, "--command-exit", "0")
+    alone = json.loads(run(*command, "--attempt", "1", "--format", "json").out)
+    assert set(alone["failing"]) == {"complete", "learning_signal", "nonzero_loss"}
+    chain = run(*command, "--attempts", "0,1", "--kind", "final")
+    assert (chain.code, chain.out.splitlines()[-1]) == (0, "pass: final run 'r', attempts 0,1")
+
+
+def test_any_statement_that_returns_a_number_can_be_held_to_a_bound(
+    lake: Lake, tmp_path: Path
+) -> None:
+    captured(lake)
+    policy = tmp_path / "policy.toml"
+    for query, code in [
+        ("select count(*) from steps", 0),
+        ("select count(*) from steps where false", 1),
+        ("select null", 1),
+        ("select 'NaN'::double", 1),
+        ("select 1, 2", 1),
+        ("select response_length from steps", 1),
+        ("select * from read_csv('/etc/passwd')", 1),
+    ]:
+        policy.write_text(f'[[sql]]\nname = "rows"\nquery = "{query}"\nat_least = 1\n')
+        assert run("gate", policy, "--lake", lake.path, "--attempt", "0").code == code, query
+
+
+@pytest.mark.parametrize("attempts", ["", "x", "1,0", "0,0", "-1"])
+def test_attempts_that_are_no_chain_are_a_usage_error(lake: Lake, attempts: str) -> None:
+    outcome = run("gate", "replay-clean", "--lake", lake.path, f"--attempts={attempts}")
+    assert (outcome.code, outcome.out) == (2, "")
+
+
+def test_a_malformed_policy_is_a_usage_error(lake: Lake, tmp_path: Path) -> None:
+    healthy_run(lake)
+    policy = tmp_path / "policy.toml"
+    policy.write_text("[checks.loss]")
+    outcome = run("gate", policy, "--lake", lake.path, "--attempt", "0")
+    assert (outcome.code, outcome.out) == (2, "")
+
+
+def certified(lake: Path, verdict: Path, then: str) -> tuple[str, ...]:
+    return (
+        *(sys.executable, "-m", "trajreplay", "certify", "--lake", str(lake)),
+        *("--policy", "replay-clean", "--run", "r", "--verdict", str(verdict), "--"),
+        *(sys.executable, "-c", TRAINING, str(ROOT), then),
+    )
+
+
+def test_a_command_is_certified_as_an_attempt_of_its_own(tmp_path: Path) -> None:
+    lake, verdict = tmp_path / "lake", tmp_path / "verdict.json"
+    for attempt, then, code in [
+        (0, "pass", 0),
+        (1, "sys.exit(3)", 3),
+        (2, "os.kill(os.getpid(), 9)", 137),
+    ]:
+        done = subprocess.run(
+            certified(lake, verdict, then), capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == code, done.stderr
+        assert done.stdout.startswith("trained\n")
+        told = json.loads(verdict.read_text())
+        assert told["attempts"] == [attempt]
+        assert told["command"] == {
+            "exit": None if code == 137 else code,
+            "signal": 9 if code == 137 else None,
+        }
+        assert told["verdict"] == "pass", "the policy does not check the command"
+
+
+def test_a_signal_reaches_the_command_and_leaves_a_verdict(tmp_path: Path) -> None:
+    lake, verdict = tmp_path / "lake", tmp_path / "verdict.json"
+    process = subprocess.Popen(
+        certified(lake, verdict, "time.sleep(60)"), stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "trained\n"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert json.loads(verdict.read_text())["command"] == {"exit": None, "signal": signal.SIGTERM}
+
+
+def test_a_command_that_records_nothing_or_cannot_be_run_fails(tmp_path: Path) -> None:
+    base: tuple[str | Path, ...] = (
+        *("certify", "--lake", tmp_path / "lake", "--policy", "replay-clean", "--run", "r"),
+        *("--verdict", tmp_path / "verdict.json"),
+    )
+    assert run(*base, "--", sys.executable, "-c", "pass").code == 1
+    assert run(*base, "--", tmp_path / "no-such-program").code == 127
+    assert json.loads((tmp_path / "verdict.json").read_text())["verdict"] == "fail"
