@@ -176,6 +176,24 @@ def routes() -> str:
     )
 
 
+def gates() -> str:
+    """The checks of a gate."""
+    from trajreplay.stages.gate import CHECKS
+
+    return table(
+        ("check", "demands", "of the", "takes"),
+        [
+            (
+                f"`{check.name}`",
+                check.demand,
+                check.phase,
+                ", ".join(f"`{one.name}`" for one in check.parameters),
+            )
+            for check in CHECKS
+        ],
+    )
+
+
 def statistics() -> str:
     """The statistics of a mismatch."""
     from trajreplay.query.mismatch import statistic_rows
@@ -233,6 +251,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "profiles": profiles,
     "faults": faults,
     "routes": routes,
+    "gates": gates,
     "statistics": statistics,
     "methods": methods,
     "names": names,

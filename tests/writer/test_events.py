@@ -13,11 +13,7 @@ from trajreplay.schema.lakefile import open_lake
 from trajreplay.writer import Event, commit_events
 
 KEY = make_key("r", 0, "events", 3, 1, 2)
-<<<<<<< HEAD
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=12)
-=======
-TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
->>>>>>> 82cdc30 (A run is held against a policy, and a command certified by one)
 
 
 @given(
