@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from trajreplay.schema.events import ENDED_CLEAN, HEARTBEAT, HEARTBEAT_FIELDS, T
 from trajreplay.schema.records import SampleRecord
 
 _FIELDS = {one.name for one in HEARTBEAT_FIELDS}
+FAILED = "failed"
 _AT_ONCE = 64
 _LATEST_S = 10.0  # what a killed process may lose
 Noted = tuple[str, int, dict[str, Any]]  # the event, its time in microseconds, its fields
@@ -95,11 +97,25 @@ class Heartbeats:
             first = batch[0][2]
             self._write(first["rollout_id"], first["step_id"], batch)
 
-    def end(self) -> None:
-        """Note that the training ended as it should."""
+    def end(self, problem: str = "") -> None:
+        """Note how the training ended: as it should, or with a problem."""
         self.flush()
-        fields = {"status": ENDED_CLEAN, "steps": self._steps}
+        told = {"status": FAILED, "reason": problem} if problem else {"status": ENDED_CLEAN}
+        fields = {**told, "steps": self._steps}
         self._write(None, None, [(TERMINAL, _now_us(), fields)])
+
+
+def problem_of_end(handled: BaseException | None, unended: Sequence[str]) -> str:
+    """Why an end now is no clean one, or nothing.
+
+    Args:
+        handled: The exception that was being handled when training began, if any.
+        unended: What is open.
+    """
+    error = sys.exc_info()[1]
+    if error is not None and error is not handled:
+        return f"{type(error).__name__} ends the training"  # its message may quote a prompt
+    return f"a {unended[0]} was not ended" if unended else ""
 
 
 def resolved(fields: Mapping[str, Any]) -> dict[str, Any]:

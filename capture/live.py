@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import atexit
 import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from trajreplay.capture.copies import Copier, Slots
-from trajreplay.capture.heartbeat import Beat, Heartbeats
+from trajreplay.capture.heartbeat import Beat, Heartbeats, problem_of_end
 from trajreplay.capture.outlet import Outlet
 from trajreplay.capture.pending import Pending
 from trajreplay.capture.recorder import Recorder
@@ -81,6 +82,7 @@ class LiveRecorder(Recorder):
 
         self._closed = False
         self._beat: Beat | None = None
+        self._handled = sys.exc_info()[1]  # a training that is tried again begins in a handler
         self._heartbeats = Heartbeats(self._outlet.take_events)
         atexit.register(self._at_exit)  # after that of the outlet, so that it is called before
 
@@ -249,9 +251,10 @@ class LiveRecorder(Recorder):
             return self._outlet.close(timeout_s)
         self._closed = True
         atexit.unregister(self._at_exit)
+        problem = problem_of_end(self._handled, list(self._open))
         self.drop("recording was closed before it ended")
         with self.guard("close"):
-            self._heartbeats.end()
+            self._heartbeats.end(problem)
         return self._outlet.close(timeout_s)
 
     def _at_exit(self) -> None:

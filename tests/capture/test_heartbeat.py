@@ -78,3 +78,38 @@ def test_a_recorder_that_is_closed_twice_ended_once(lake: Lake) -> None:
     assert recorder.close()
     assert recorder.close()
     assert len(details(lake, "terminal")) == 1
+
+
+def test_a_recorder_that_is_closed_by_an_exception_notes_no_clean_end(lake: Lake) -> None:
+    recorder = enabled(lake)
+
+    def train() -> None:
+        try:
+            with recorder.step(0, 0):
+                raise ZeroDivisionError("a prompt")
+        finally:
+            recorder.close()
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+    (end,) = details(lake, "terminal")
+    assert (end["status"], end["reason"]) == ("failed", "ZeroDivisionError ends the training")
+
+
+def test_a_recorder_that_is_closed_within_a_step_notes_no_clean_end(lake: Lake) -> None:
+    recorder = enabled(lake)
+    recorder.begin_step(0, 0)
+    recorder.close()
+    (end,) = details(lake, "terminal")
+    assert (end["status"], end["reason"]) == ("failed", "a step was not ended")
+
+
+def test_a_training_that_is_tried_again_in_a_handler_may_end_clean(lake: Lake) -> None:
+    try:
+        raise MemoryError
+    except MemoryError:
+        recorder = enabled(lake)
+        with recorder.step(0, 0):
+            pass
+        recorder.close()
+    assert details(lake, "terminal") == [{"status": "ok", "steps": 1}]
