@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trajreplay.schema.lists import elements
 from trajreplay.schema.settings import Settings
 from trajreplay.stages.packed import list_lengths, packed_values
 from trajreplay.stages.report import Finding, Severity
@@ -38,17 +39,22 @@ class Columns:
     stages: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        self._names = frozenset(self.table.column_names)
         self._flat: dict[str, Floats] = {}
 
     def has(self, *names: str) -> bool:
         """Whether columns were captured of every sample."""
-        there = self.table.column_names
+        there = self._names
         return all(one in there and not self.table[one].null_count for one in names)
 
     def tokens(self, name: str) -> Floats:
-        """(N,) A token column."""
+        """(N,) A token column; read-only, since one capture's is not copied."""
         if name not in self._flat:
-            self._flat[name] = packed_values(self.table[name]).numpy()
+            column = self.table[name]
+            if column.num_chunks == 1:
+                self._flat[name] = elements(column.chunk(0)).to_numpy(zero_copy_only=False)
+            else:
+                self._flat[name] = packed_values(column).numpy()
         return self._flat[name]
 
     def scalars(self, name: str) -> Floats:
@@ -64,6 +70,10 @@ class Columns:
     def offsets(self) -> Ints:
         """(S+1,) Where the tokens of each sample begin."""
         return np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
+
+    def owners(self, places: Ints) -> Ints:
+        """(K,) The samples of packed tokens."""
+        return np.asarray(np.searchsorted(self.offsets, places, side="right") - 1, np.int64)
 
     @cached_property
     def mask(self) -> Flags:
@@ -101,7 +111,7 @@ class Columns:
         self, check: str, severity: Severity, message: str, place: int, stage: str = "sample"
     ) -> Finding:
         """A finding at a packed token."""
-        sample = int(np.searchsorted(self.offsets, place, side="right")) - 1
+        sample = int(self.owners(np.asarray(place)))
         token = place - int(self.offsets[sample])
         return self.finding(check, severity, message, sample=sample, token=token, stage=stage)
 

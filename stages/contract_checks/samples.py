@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
 import pyarrow.compute as pc
 
-from trajreplay.stages.contract_checks.columns import Columns
+from trajreplay.stages.contract_checks.columns import Columns, Floats
 from trajreplay.stages.packed import list_lengths, packed_values
 from trajreplay.stages.report import Finding
 
@@ -41,11 +42,8 @@ def _duplicates(given: Columns) -> Iterator[Finding]:
     bounds = given.offsets.tolist()
     seen: dict[bytes, int] = {}
     first_of = np.full(len(given.lengths), -1, np.int64)
-    for row in range(len(given.lengths)):
-        start, stop = bounds[row], bounds[row + 1]
-        if stop - start < ENOUGH or values[start] == values[stop - 1] == values[start + 1]:
-            continue
-        found = seen.setdefault(values[start:stop].tobytes(), row)
+    for row in _alike(given, values):
+        found = seen.setdefault(values[bounds[row] : bounds[row + 1]].tobytes(), row)
         if found != row:
             first_of[row] = found
     twice = (first_of >= 0).nonzero()[0]
@@ -66,6 +64,20 @@ def _duplicates(given: Columns) -> Iterator[Finding]:
         f"{given.table['sample_id'][source].as_py()}"
     )
     yield given.finding("sample.duplicated", "warning", message, sample=row)
+
+
+def _alike(given: Columns, values: Floats) -> list[int]:
+    """Samples long enough, not all of one value, that share length and ends with another."""
+    rows = (given.lengths >= ENOUGH).nonzero()[0]
+    start, stop = given.offsets[rows], given.offsets[rows + 1]
+    first, second, last = values[start], values[start + 1], values[stop - 1]
+    varied = ~((first == last) & (last == second))
+    bits = f"u{values.itemsize}"
+    ends = (one[varied].view(bits).tolist() for one in (first, second, last))
+    rows = rows[varied]
+    keys = list(zip(given.lengths[rows].tolist(), *ends, strict=True))
+    counts = Counter(keys)
+    return [row for row, key in zip(rows.tolist(), keys, strict=True) if counts[key] > 1]
 
 
 def _doubled_rank(given: Columns, first_of: np.ndarray) -> tuple[int, int] | None:
@@ -153,14 +165,14 @@ def _masked_advantages(given: Columns) -> Iterator[Finding]:
     """Masked tokens with an advantage in some samples, and without one in all others."""
     if not given.has("advantages") or given.mask.all() or not len(given.mask):
         return
-    values = given.tokens("advantages")
-    owner = np.repeat(np.arange(len(given.lengths)), given.lengths)
-    masked = np.bincount(owner[~given.mask], minlength=len(given.lengths))
-    filled = np.bincount(owner[~given.mask & (values != 0)], minlength=len(given.lengths))
-    live = np.zeros(len(given.lengths), bool)
-    np.logical_or.at(live, owner, values != 0)
-    there = (masked > 0) & live
-    some, none = there & (filled > 0), there & (filled == 0)
+    values, size = given.tokens("advantages"), len(given.lengths)
+    places = (~given.mask).nonzero()[0]
+    owner = given.owners(places)
+    masked = np.bincount(owner, minlength=size) > 0
+    some = np.bincount(owner[values[places] != 0], minlength=size) > 0
+    none = masked & ~some
+    if some.any() and none.any():  # and none is not without advantages altogether
+        none &= np.bincount(given.owners((values != 0).nonzero()[0]), minlength=size) > 0
     if some.any() and none.any():
         row = int(some.nonzero()[0][0])
         message = (
