@@ -126,6 +126,9 @@ def _read(path: Path) -> dict[str, Any]:
             tree = yaml.load(text, Loader=_Loader)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
+        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+            mark = error.problem_mark
+            reason = f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
         raise QueryError(f"{path}: not to be read as a configuration: {reason}") from error
     if not isinstance(tree, dict):
         raise QueryError(f"{path}: holds no settings, expected a mapping at the top")

@@ -135,15 +135,22 @@ def _when(
     versions = found[0].weights
     if versions is not None and when != "always":
         when += f" (weight version {versions})"
-    ranks = {
-        divergence.rank
+    results = [
+        result
         for report in judged
         if _place(report) in diverged
         for result in report.stages
         if result.stage == stage
+    ]
+    ranks = {
+        divergence.rank
+        for result in results
         for divergence in result.divergences
         if divergence.rank is not None
     }
+    # a result lists its first divergences only; what is cut off may lie at any rank
+    if any(result.mismatches > len(result.divergences) for result in results):
+        return when
     every = {rank for report in judged for rank in report.ranks}
     if ranks and len(ranks) < len(every):
         noun = "rank" if len(ranks) == 1 else "ranks"
