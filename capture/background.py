@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trajreplay.capture.heartbeat import Noted, resolved
-from trajreplay.schema.errors import TrajReplayError
+from trajreplay.capture.reasons import reason_of
 from trajreplay.schema.events import dump_detail
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ class Background:
     def _failed(self, handoff: Handoff, error: Exception) -> None:
         """Say so once for each kind of error, and note in the lake what is not there."""
         self.errors.append(error)
-        reason = error.message if isinstance(error, TrajReplayError) else repr(error)
+        reason = reason_of(error)
         self.warn(type(error).__name__, f"a capture was not written: {error}")
         if handoff.pending is not None:
             with contextlib.suppress(Exception):  # else its entry is missing, which tells as much

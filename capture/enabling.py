@@ -123,6 +123,6 @@ def enable(
 def _set(chosen: Recorder) -> Recorder:
     """Make it the recorder of this process, and end the one before."""
     if _in_use[0] is not chosen:
-        _in_use[0].close()
+        _in_use[0].retire()
     _in_use[0] = chosen
     return chosen

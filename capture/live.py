@@ -13,8 +13,9 @@ from trajreplay.capture.copies import Copier, Slots
 from trajreplay.capture.heartbeat import Beat, Heartbeats, problem_of_end
 from trajreplay.capture.outlet import Outlet
 from trajreplay.capture.pending import Pending
+from trajreplay.capture.reasons import reason_of
 from trajreplay.capture.recorder import Recorder
-from trajreplay.schema.errors import CaptureError, TrajReplayError
+from trajreplay.schema.errors import CaptureError
 
 if TYPE_CHECKING:
     from trajreplay.capture.ranks import Place
@@ -232,7 +233,7 @@ class LiveRecorder(Recorder):
 
     def failed(self, where: str, error: Exception) -> None:
         """Give up what was being recorded, and warn once; raise where that is asked for."""
-        reason = error.message if isinstance(error, TrajReplayError) else repr(error)
+        reason = reason_of(error)
         for pending in self._open.values():
             if pending is not None:
                 pending.problems.append(f"{where}: {reason}")
@@ -257,8 +258,20 @@ class LiveRecorder(Recorder):
             self._heartbeats.end(problem)
         return self._outlet.close(timeout_s)
 
+    def retire(self) -> None:
+        """As of `Recorder`."""
+        if not self._closed:
+            self._closed = True
+            atexit.unregister(self._at_exit)
+            self._give_up("another recorder took its place before it ended")
+            self._outlet.close(None)
+
     def _at_exit(self) -> None:
         """The program ends, and nobody said how the training did."""
-        self.drop("the program ended before it did")
-        with self.guard("exit"):
+        self._give_up("the program ended before it did")
+
+    def _give_up(self, reason: str) -> None:
+        """Drop what is open, and write the heartbeats; no clean end is noted."""
+        self.drop(reason)
+        with self.guard("end"):
             self._heartbeats.flush()

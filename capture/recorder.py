@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
+from trajreplay.capture.reasons import reason_of
+
 if TYPE_CHECKING:
     from trajreplay.schema import RecomputeConfig, SampleRecord, Settings, StageContract
 
@@ -174,6 +176,9 @@ class Recorder:
         """
         return True
 
+    def retire(self) -> None:
+        """End recording because another recorder takes its place; notes no clean end."""
+
     @contextmanager
     def guard(self, where: str) -> Iterator[None]:
         """A block of an integration: an exception in it is warned of and drops what is open.
@@ -190,7 +195,7 @@ class Recorder:
         try:
             yield self
         except BaseException as error:
-            self.drop(f"the rollout ended with {error!r:.200}")
+            self.drop(f"the rollout ended with {reason_of(error)}")
             raise
         self.end_rollout()
 
@@ -201,6 +206,6 @@ class Recorder:
         try:
             yield self
         except BaseException as error:
-            self.drop(f"the step ended with {error!r:.200}")
+            self.drop(f"the step ended with {reason_of(error)}")
             raise
         self.end_step()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Any
 
+from trajreplay.capture.reasons import reason_of
 from trajreplay.schema.errors import SchemaError
 
 _BOUND = re.compile(r"(\w+)([<>])(-?\d+(?:\.\d+)?(?:e-?\d+)?)")
@@ -95,7 +96,7 @@ def _on_exception(promote: Callable[[str], None]) -> Callable[[], None]:
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        promote(f"the program ends with {error!r:.200}")
+        promote(f"the program ends with {reason_of(error)}")
         before(kind, error, trace)
 
     def undo() -> None:
