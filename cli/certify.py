@@ -73,7 +73,13 @@ class Ended:
     show_default=True,
     help="Write the verdict as JSON into this file, whole or not at all.",
 )
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument(
+    "command",
+    nargs=-1,
+    required=True,
+    type=click.UNPROCESSED,
+    help="The command and its arguments, as they are; best behind --.",
+)
 @output_options
 def certify(
     lake_path: str,

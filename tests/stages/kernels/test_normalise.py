@@ -68,6 +68,7 @@ def test_equals_a_loop_over_samples(
         (list(one) for one in zip(*samples, strict=True)) if samples else ([],) * 5
     )
     rewards = well_conditioned(rewards, options["divisor"])
+    greedy = well_conditioned(greedy, options["divisor"])
     shared = batches if batchwise else groups
     scored = normalise_rewards(
         in_float64(rewards),
