@@ -110,6 +110,9 @@ def certify(
         "TRAJREPLAY_RUN_ID": run,
         "TRAJREPLAY_ATTEMPT": str(attempt),
     }
+    # What lay there before is of another attempt, and this program may be killed, too.
+    unfinished = {"verdict": "fail", "certifies": False, "run_id": run, "attempts": [attempt]}
+    Output("json", verdict_path).document({**unfinished, "reason": "the command has not ended"})
     ended = run_command(command, switches)
     found = Lake.open(lake_path).gate(
         held,

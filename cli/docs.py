@@ -226,7 +226,8 @@ def methods(dotted: str) -> str:
         ("method", "does"),
         [
             (f"`{name}.{key}`", _first_sentence(getattr(owner, key)))
-            for key, value in vars(owner).items()
+            for kind in reversed(owner.__mro__[:-1])
+            for key, value in vars(kind).items()
             if not key.startswith("_") and (callable(value) or isinstance(value, classmethod))
         ],
     )

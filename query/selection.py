@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from trajreplay.query.capture_sets import CaptureSets
 from trajreplay.query.catalog import Catalog, Cohort, cohort_of
@@ -53,6 +53,20 @@ class Selection:
     stages: tuple[str, ...] = ()
     closure: Literal["group", "cohort"] | None = None
     allow_partial: bool = False
+
+    @classmethod
+    def of(cls, where: str | None, named: Mapping[str, Any], **more: Any) -> Selection:
+        """A selection from conditions by name, sequences of any type.
+
+        Raises:
+            TypeError: There is no condition of a name.
+        """
+        given = {**named, **more}
+        kept: dict[str, Any] = {
+            name: one if one is None or isinstance(one, str | int) else tuple(one)
+            for name, one in given.items()
+        }
+        return cls(where=where, **kept)
 
     def check(self) -> None:
         """Refuse conditions that contradict each other.

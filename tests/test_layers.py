@@ -72,7 +72,8 @@ class Import:
 def package_modules() -> list[Path]:
     """List every module of the package, by the path of the file itself rather than of its link."""
     modules = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
-    return sorted([*modules, *(ROOT / "src" / "trajreplay").glob("*.py")])
+    own = ROOT / "src" / "trajreplay"
+    return sorted([*modules, *own.glob("*.py"), *own.glob("lake/*.py")])
 
 
 def part_of(path: Path) -> str:

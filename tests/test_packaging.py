@@ -36,7 +36,10 @@ def test_the_wheel_holds_the_tree_and_nothing_else(wheel: Path) -> None:
         for path in files_under(ROOT / folder)
     ]
     package = ROOT / "src" / "trajreplay"
-    expected += [PurePosixPath("trajreplay", path.name) for path in files_under(package)]
+    expected += [
+        PurePosixPath("trajreplay", path.relative_to(package).as_posix())
+        for path in files_under(package)
+    ]
     with zipfile.ZipFile(wheel) as archive:
         found = [PurePosixPath(name) for name in archive.namelist()]
     packed = [path for path in found if not path.parts[0].endswith(".dist-info")]

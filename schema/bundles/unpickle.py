@@ -254,8 +254,7 @@ class Unpickler:
             raise DatasetError(
                 f"{self._where} holds {function}, expected tensors, numbers, text, lists and "
                 "dictionaries",
-                hint="Scalars and arrays of numpy are read as plain values with --allow-numpy; "
-                "nothing is run then either.",
+                hint="Write it again without numpy: tensors, or plain numbers with .item().",
                 path=self._where,
             )
         if function.name == "dtype":

@@ -41,7 +41,7 @@ def check_log_probs(given: Columns) -> Iterator[Finding]:
 
 
 def _positive(given: Columns, name: str, values: Floats, mask: Flags) -> Iterator[Finding]:
-    if not len(values) or not values.max() > ABOVE:
+    if not len(values) or not np.fmax.reduce(values) > ABOVE:  # a NaN hides none
         return
     odd = ((values > ABOVE) & mask).nonzero()[0]
     if len(odd):

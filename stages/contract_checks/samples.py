@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 
@@ -106,16 +107,26 @@ def _constant_groups(given: Columns) -> Iterator[Finding]:
     low, high = np.full(size, np.inf), np.full(size, -np.inf)
     np.minimum.at(low, groups, raw)
     np.maximum.at(high, groups, raw)
-    counts = np.bincount(groups, minlength=size)
-    odd = ((low == high)[groups] & (counts > 1)[groups] & (np.abs(used) > NOISE)).nonzero()[0]
+    whole = np.bincount(groups, minlength=size)[groups] >= np.maximum(_group_sizes(given), 2)
+    odd = ((low == high)[groups] & whole & (np.abs(used) > NOISE)).nonzero()[0]
     if len(odd):
         row = int(odd[0])
+        count = len(np.unique(groups[odd]))
         message = (
-            f"{len(np.unique(groups[odd]))} groups have equal raw rewards and rewards that are not "
-            f"0, here {raw[row]:.6g} and {used[row]:.6g}: a rounding error over epsilon, or a "
-            "reward that was shaped after the filter"
+            f"{count} {'groups have' if count > 1 else 'group has'} equal raw rewards and rewards "
+            f"that are not 0, here {raw[row]:.6g} and {used[row]:.6g}: a rounding error over "
+            "epsilon, or a reward that was shaped after the filter"
         )
         yield given.finding("group.constant", "warning", message, sample=row)
+
+
+def _group_sizes(given: Columns) -> Floats:
+    """(S,) Members that the group of each sample has; infinite where a step may hold a part."""
+    if given.has("group_size"):
+        return given.scalars("group_size")
+    unstated = math.inf if "source_rollout_id" in given.table.column_names else 0
+    stated = given.settings.reward.n_samples_per_prompt
+    return np.full(len(given.groups), unstated if stated is None else stated, np.float64)
 
 
 def _mixed_prompts(given: Columns) -> Iterator[Finding]:

@@ -163,6 +163,7 @@ def test_a_signal_reaches_the_command_and_leaves_a_verdict(tmp_path: Path) -> No
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "trained\n"
+    assert json.loads(verdict.read_text())["verdict"] == "fail", "it has not ended"
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
@@ -170,6 +171,7 @@ def test_a_signal_reaches_the_command_and_leaves_a_verdict(tmp_path: Path) -> No
 
 
 def test_a_command_that_records_nothing_or_cannot_be_run_fails(tmp_path: Path) -> None:
+    (tmp_path / "verdict.json").write_text('{"verdict": "pass"}')
     base: tuple[str | Path, ...] = (
         *("certify", "--lake", tmp_path / "lake", "--policy", "replay-clean", "--run", "r"),
         *("--verdict", tmp_path / "verdict.json"),

@@ -190,6 +190,23 @@ def test_constant_groups_that_are_not_scored_0_are_found(lake: Lake) -> None:
     assert found["group.constant"].sample_id == "s-0"
 
 
+def test_a_part_of_a_group_may_well_be_constant(lake: Lake) -> None:
+    samples = _samples()
+    for one in samples[:2]:
+        one.raw_reward, one.reward = 0.1, -0.0074
+    shares = {0: samples[:2], 1: samples[4:]}
+    found = _findings(lake, samples, stages=["sample"], shares=shares)
+    assert "group.constant" not in {one.check for one in found}
+
+
+def test_a_nan_hides_no_log_prob_above_0(lake: Lake) -> None:
+    samples = _samples()
+    samples[0].columns["ref_log_probs"][0] = float("nan")
+    samples[1].columns["ref_log_probs"][3] = 0.5
+    found = {one.check: one for one in _findings(lake, samples, stages=["sample"])}
+    assert (found["log-prob.positive"].sample_id, found["log-prob.positive"].token) == ("s-1", 3)
+
+
 def test_what_differs_little_is_no_shift(lake: Lake) -> None:
     """A drift of the policy moves log-probs by more than the sampler's noise, and shifts none."""
     samples = _samples()

@@ -1,0 +1,21 @@
+"""The lake: one object over everything that can be done with one."""
+
+from __future__ import annotations
+
+from trajreplay.lake.asked import Asked
+from trajreplay.lake.compared import Compared
+from trajreplay.lake.filled import Filled
+from trajreplay.lake.judged import Judged
+
+__all__ = ["Lake"]
+
+
+class Lake(Filled, Asked, Judged, Compared):
+    """A lake of captures in a folder.
+
+    Made by `Lake.create` and `Lake.open`. What a method needs is loaded when it is called, so
+    that a trainer that captures loads no duckdb.
+
+    Attributes:
+        imported: What became of the files of a lake that `Lake.of_files` made; None of any other.
+    """

@@ -1,0 +1,117 @@
+"""Runs of a lake held against each other, and train against rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal, Unpack
+
+from trajreplay.lake.opened import Opened
+
+if TYPE_CHECKING:
+    from trajreplay.query import MismatchReport
+    from trajreplay.query.differences import DiffReport
+    from trajreplay.query.selecting import SampleNames
+
+
+class Compared(Opened):
+    """A lake whose runs are compared."""
+
+    def diff(
+        self,
+        left: str | None = None,
+        right: str | None = None,
+        *,
+        attempts: tuple[int | None, int | None] = (None, None),
+        other: Opened | None = None,
+        atol: float = 0.0,
+        rtol: float = 0.0,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> DiffReport:
+        """Hold two runs, attempts or lakes against each other, sample by sample.
+
+        Args:
+            left: A run of this lake; may be left out where it has only one.
+            right: The run to hold against it; the same one if omitted.
+            attempts: The attempt of each that is followed, instead of the newest.
+            other: The lake of `right`, where it is another.
+            atol: |a - b| <= atol + rtol |b| counts as equal; equal bits are asked for by default.
+            rtol: See `atol`.
+            progress: Called with the cohorts done and all of them.
+
+        Returns:
+            The report; `report.first`, `report.fields`, `report.settings`, `report.arrow()`.
+
+        Raises:
+            QueryError: There is no such run or attempt, or nothing in common.
+            DatasetError: A file is not what its entry says.
+        """
+        from trajreplay.query.differences import diff, side_of
+
+        one = side_of(self._catalog, left, attempts[0])
+        if right is None and other is None:
+            right = one.run_id
+        two = side_of((other or self)._catalog, right, attempts[1])
+        return diff(one, two, atol=atol, rtol=rtol, progress=progress)
+
+    def mismatch(
+        self,
+        where: str | None = None,
+        *,
+        runs: Sequence[str] = (),
+        by: Sequence[str] = (),
+        pair: str = "old_log_probs:rollout_log_probs",
+        level: Literal["step", "rollout"] | None = None,
+        thresholds: Sequence[float] = (0.5, 1.0),
+        cap: float = 2.0,
+        any_version: bool = False,
+        allow_partial: bool = False,
+        memory_bytes: int = 2 << 30,
+        threads: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        **selecting: Unpack[SampleNames],
+    ) -> MismatchReport:
+        """Measure how far the trainer's log-probs are from the sampler's, run beside run.
+
+        Args:
+            where: One boolean SQL expression over the rows of `rollouts` and of `steps`.
+            runs: The runs; the others are compared with the first. All of the lake if empty.
+            by: What the tokens of a run are grouped by: rollout, step, rank, weight_version,
+                position or length, the last two in powers of two from 256 on.
+            pair: The columns compared, `TRAINER:SAMPLER`.
+            level: Whether steps, as consumed, or rollouts are read; by default steps, where they
+                or their rollouts hold the pair.
+            thresholds: Absolute differences beyond which tokens are counted, in nats.
+            cap: Where importance ratios are truncated.
+            any_version: Count tokens, too, that are known to be sampled by other weights than
+                those that recomputed them.
+            allow_partial: Read incomplete capture sets as far as they go.
+            memory_bytes: What DuckDB may take before it spills.
+            threads: Threads of DuckDB; no result depends on it.
+            progress: Called with the capture sets read and all of them.
+            selecting: As of `trajreplay.query.Selection`: `attempt`, `rollouts`, `steps`,
+                `ranks`, `samples`, `groups`, `batches`.
+
+        Returns:
+            `report.table`, one row a run and group; `report.comparison`; `report.findings`.
+
+        Raises:
+            QueryError: The selection is wrong, or holds no pair.
+            DatasetError: One column is a copy of the other, or a file is not what its entry says.
+        """
+        from trajreplay.query import Selection, mismatch
+
+        selection = Selection.of(where, selecting, allow_partial=allow_partial)
+        return mismatch(
+            self._catalog,
+            selection,
+            runs=runs,
+            by=by,
+            pair=pair,
+            level=level,
+            thresholds=thresholds,
+            cap=cap,
+            any_version=any_version,
+            memory_bytes=memory_bytes,
+            threads=threads,
+            progress=progress,
+        )

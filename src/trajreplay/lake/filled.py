@@ -1,0 +1,248 @@
+"""What goes into a lake and comes out of one: captures, files of other tools."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, Unpack
+
+from trajreplay.lake.opened import Opened
+
+if TYPE_CHECKING:
+    from trajreplay.capture.importers import ImportOptions, ImportReport
+    from trajreplay.query import ValidationReport
+    from trajreplay.query.selecting import CohortNames
+    from trajreplay.schema import (
+        ParallelCoordinates,
+        ProducerInfo,
+        RecomputeConfig,
+        ResumePoint,
+        Settings,
+        StageContract,
+        Tolerance,
+    )
+    from trajreplay.schema.bundles.relax import Written
+    from trajreplay.writer import CaptureBuilder
+
+
+class Filled(Opened):
+    """A lake that captures and files go into and come out of."""
+
+    @classmethod
+    @contextmanager
+    def of_files(
+        cls,
+        *paths: str | os.PathLike[str],
+        kind: str | None = None,
+        options: ImportOptions | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Iterator[Self]:
+        """Open files that another tool left, as a lake of their own for the time of a block.
+
+        Args:
+            paths: Files and folders.
+            kind: What they are; found out if omitted.
+            options: What is said beside the files.
+            progress: Called with the sources done and all of them.
+
+        Yields:
+            A temporary lake, with what became of each source as `lake.imported`. Its `validate` and
+            `replay` report those that were refused.
+
+        Raises:
+            CaptureError: A path is not there, is of no known kind, or is of several.
+        """
+        import tempfile
+
+        from trajreplay.capture.importers import import_files, importer_of, recognise
+        from trajreplay.schema.bundles.archive import unpacked
+        from trajreplay.schema.lakefile import create_lake
+        from trajreplay.schema.layout import LAKE_FILE
+
+        with ExitStack() as opened:
+            found = [opened.enter_context(unpacked(Path(one))) for one in paths]
+            if len(found) == 1 and (found[0] / LAKE_FILE).is_file():
+                yield cls.open(found[0])
+                return
+            importer = importer_of(kind) if kind else recognise(found)
+            folder = tempfile.TemporaryDirectory(prefix="trajreplay-files-")
+            store = create_lake(opened.enter_context(folder), exist_ok=True)
+            report = import_files(store, importer, found, options, progress=progress)
+            yield cls(store, report)
+
+    def capture(
+        self,
+        *,
+        run_id: str,
+        rollout_id: int,
+        step_id: int | None = None,
+        rank: int,
+        expected_ranks: Sequence[int],
+        settings: Settings | RecomputeConfig,
+        attempt: int = 0,
+        producer: ProducerInfo | None = None,
+        stages: Sequence[str | StageContract] = (),
+        redaction: Mapping[str, str] | None = None,
+        resumed_from: ResumePoint | tuple[int, int] | None = None,
+        parallel: ParallelCoordinates | None = None,
+        owner: bool | None = None,
+        cohort_size: int | None = None,
+        tolerances: Mapping[str, Tolerance] | None = None,
+    ) -> CaptureBuilder:
+        """Start what one rank captures of a rollout or, with `step_id`, of an optimizer step.
+
+        Args:
+            run_id: The training job, as people call it.
+            rollout_id: Round of sampling, as the trainer counts.
+            step_id: Optimizer step within its rollout; None for what is known before any step.
+            rank: This process.
+            expected_ranks: Every rank that captures its part of the same rollout or step.
+            settings: The arithmetic in force, in full or in the short form.
+            attempt: Restart of the job, 0 for the first.
+            producer: The program that captures.
+            stages: Stages that a replay can recompute from this capture, or contracts that say
+                what else holds of them.
+            redaction: What is kept of each text field: hash, truncate[:N] or drop (the default).
+            resumed_from: For an attempt after the first, the attempt and rollout that it was
+                resumed from: everything before that rollout is taken from there.
+            parallel: Where this rank stands in each parallel dimension.
+            owner: Whether its rows count; by default those of tensor rank 0 do, others are copies.
+            cohort_size: Samples that the rollout or step had over all ranks, where known.
+            tolerances: Stricter comparison than the policy's, by stage.
+
+        Returns:
+            A context manager. Leaving its block commits the capture; an exception in it leaves
+            nothing visible.
+
+        Raises:
+            SchemaError: An id, coordinate, stage, setting or redaction rule is wrong.
+            CaptureError: Another run has this id in other case, the attempt is recorded as resumed
+                from elsewhere, or, on leaving the block, the capture cannot be committed.
+        """
+        from trajreplay.writer import CaptureBuilder
+
+        return CaptureBuilder(
+            self._store,
+            run_id=run_id,
+            rollout_id=rollout_id,
+            step_id=step_id,
+            rank=rank,
+            expected_ranks=expected_ranks,
+            settings=settings,
+            attempt=attempt,
+            producer=producer,
+            stages=stages,
+            redaction=redaction,
+            resumed_from=resumed_from,
+            parallel=parallel,
+            owner=owner,
+            cohort_size=cohort_size,
+            tolerances=tolerances,
+        )
+
+    def import_files(
+        self,
+        kind: str,
+        *paths: str | os.PathLike[str],
+        options: ImportOptions | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> ImportReport:
+        """Import files that another tool left: each source whole, or refused by itself.
+
+        Args:
+            kind: What they are, such as `relax-bundle`.
+            paths: Files and folders.
+            options: What is said beside the files: the run, the attempt, what ids are local to.
+            progress: Called with the sources done and all of them.
+
+        Returns:
+            What became of each source; `report.refused`, `report.to_json()`.
+
+        Raises:
+            CaptureError: There is no such kind, a path is not there, or nothing of the kind is
+                at or below it.
+        """
+        from trajreplay.capture.importers import import_files, importer_of
+
+        found = [Path(one) for one in paths]
+        report = import_files(self._store, importer_of(kind), found, options, progress=progress)
+        self.refresh()
+        return report
+
+    def export_bundles(
+        self,
+        folder: str | os.PathLike[str],
+        where: str | None = None,
+        **selecting: Unpack[CohortNames],
+    ) -> list[Written]:
+        """Write selected rollouts and steps as Relax replay bundles of format 1.0.0.
+
+        Args:
+            folder: Where each bundle gets a folder; made where it is missing. A name that ends in
+                `.tar.zst` is written as that one file.
+            where: One boolean SQL expression; a rollout or step with a row of it is taken whole.
+            selecting: As of `trajreplay.query.Selection`: `run`, `attempt`, `rollouts`, `steps`.
+
+        Returns:
+            The bundles, with what they cannot hold.
+
+        Raises:
+            QueryError: The selection is wrong or selects nothing.
+            CaptureError: A bundle cannot hold it, or the folder is there already.
+            DatasetError: A capture set is incomplete or damaged, or nothing can be written.
+        """
+        from trajreplay.query import Selection
+        from trajreplay.query.exporting import selected_sets
+        from trajreplay.query.records import read_record
+        from trajreplay.schema.bundles.archive import written_to
+        from trajreplay.schema.bundles.relax import write_bundle
+
+        selection = Selection.of(where, selecting)
+        sets = selected_sets(self._catalog, selection)
+        with written_to(Path(folder)) as target:
+            return [
+                write_bundle([read_record(self._store, entry) for entry in one.entries], target)
+                for one in sets
+            ]
+
+    def export_lake(
+        self,
+        path: str | os.PathLike[str],
+        where: str | None = None,
+        *,
+        redaction: Mapping[str, str] | None = None,
+        **selecting: Unpack[CohortNames],
+    ) -> ValidationReport:
+        """Copy selected rollouts and steps into a new lake, and validate it.
+
+        Steps bring the rollouts that they consumed from. Every column keeps its digest.
+
+        Args:
+            path: The new lake; a name that ends in `.tar.zst` is written as that one file.
+            where: One boolean SQL expression; a rollout or step with a row of it is taken whole.
+            redaction: Stricter rules by text field: `truncate:N` to fewer, `hash` or `drop`.
+            selecting: As of `trajreplay.query.Selection`: `run`, `attempt`, `rollouts`, `steps`.
+
+        Returns:
+            What the validation of the new lake found.
+
+        Raises:
+            QueryError: The selection is wrong or selects nothing.
+            CaptureError: A rule of `redaction` keeps more than the one in force.
+            DatasetError: A capture set is incomplete or damaged, or the new lake is there already.
+        """
+        from trajreplay.query import Selection, validate
+        from trajreplay.query.exporting import selected_entries
+        from trajreplay.schema.bundles.archive import written_to
+        from trajreplay.schema.lakefile import create_lake
+        from trajreplay.writer.copying import copy_capture
+
+        selection = Selection.of(where, selecting)
+        entries = list(selected_entries(self._catalog, selection))
+        with written_to(Path(path), new=True) as target:
+            store = create_lake(target)
+            for entry in entries:
+                copy_capture(self._store, store, entry, redaction)
+            return validate(store, deep=True)

@@ -1,0 +1,211 @@
+"""What a lake says of a training: replays, explanations, gates."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Unpack
+
+from trajreplay.lake.opened import Opened
+
+if TYPE_CHECKING:
+    from trajreplay.query.catalog import Cohort
+    from trajreplay.query.selecting import SampleNames, Selecting
+    from trajreplay.stages import Report, RewardFunction, WhatIf
+    from trajreplay.stages.explain import Explained
+    from trajreplay.stages.gate import GateVerdict, Policy
+    from trajreplay.stages.watch import Watch
+
+
+class Judged(Opened):
+    """A lake that is held against its arithmetic."""
+
+    def replay(
+        self,
+        where: str | None = None,
+        *,
+        require_stages: bool = False,
+        reward: RewardFunction | str | None = None,
+        memory_bytes: int = 2 << 30,
+        progress: Callable[[int, int], None] | None = None,
+        **selecting: Unpack[Selecting],
+    ) -> Report:
+        """Recompute the stages of the selected cohorts and name the first divergence.
+
+        Args:
+            where: One boolean SQL expression over the rows of `rollouts` and of `steps`.
+            require_stages: Make every stage that was not compared unverified.
+            reward: Recompute raw rewards with this function of one sample, or with that of this
+                name: `module:function`, or an entry point of the group `trajreplay.rewards`.
+            memory_bytes: What samples in memory may take.
+            progress: Called with the capture sets done and all of them.
+            selecting: As of `trajreplay.query.Selection`: `run`, `attempt`, `rollouts`,
+                `steps`, `ranks`, `samples`, `groups`, `batches`, `stages`, `closure` (`group` if
+                omitted), and `allow_partial`, which is never a pass.
+
+        Returns:
+            The report; `report.verdict`, `report.first_divergent_stage`, `report.to_json()`.
+
+        Raises:
+            QueryError: The selection is wrong or selects nothing.
+            StageError: There is no reward function of that name.
+            DatasetError: The lake cannot be listed.
+        """
+        from trajreplay.query import Selection
+        from trajreplay.stages import Report, replay
+        from trajreplay.stages.plugins import as_reward
+
+        refused = {one.path: one.problem for one in self._refused}
+        if refused and not self._catalog.keys:
+            return Report([], refused)
+        selection = Selection.of(where, {"closure": "group", **selecting})
+        report = replay(
+            self._catalog,
+            selection,
+            require_stages=require_stages,
+            reward=as_reward(reward),
+            memory_bytes=memory_bytes,
+            progress=progress,
+        )
+        report.refused = refused
+        return report
+
+    def explain(
+        self,
+        where: str | None = None,
+        *,
+        require_stages: bool = False,
+        reward: RewardFunction | str | None = None,
+        memory_bytes: int = 2 << 30,
+        progress: Callable[[int, int], None] | None = None,
+        **selecting: Unpack[Selecting],
+    ) -> Explained:
+        """Replay the selected cohorts, and search the known mistake behind each divergence.
+
+        Takes what `replay` takes. Each stage that diverged on its own is recomputed, over its
+        whole cohort, under every fault of the catalogue, and under pairs of them where none
+        reproduces what was recorded.
+
+        Returns:
+            The replay's report and the explanations; `.explanations[0].text`, `.to_json()`.
+
+        Raises:
+            QueryError: The selection is wrong or selects nothing.
+            StageError: A reward function, or a fault of an installed package, cannot be loaded.
+            DatasetError: The lake cannot be listed.
+        """
+        from trajreplay.query import Selection
+        from trajreplay.stages.explain import explain
+        from trajreplay.stages.plugins import as_reward
+
+        selection = Selection.of(where, {"closure": "group", **selecting})
+        return explain(
+            self._catalog,
+            selection,
+            require_stages=require_stages,
+            reward=as_reward(reward),
+            memory_bytes=memory_bytes,
+            progress=progress,
+        )
+
+    def what_if(
+        self,
+        changes: Mapping[str, Any],
+        where: str | None = None,
+        *,
+        run: str | None = None,
+        stages: Sequence[str] = (),
+        memory_bytes: int = 2 << 30,
+        progress: Callable[[int, int], None] | None = None,
+        **selecting: Unpack[SampleNames],
+    ) -> WhatIf:
+        """Recompute cohorts under other settings than those in force, and say what changes.
+
+        Each selected cohort is taken whole. Its stages are recomputed twice, each from what the
+        stages before give, of a step also from what the rollouts give that it consumed from.
+
+        Args:
+            changes: The settings that are others, by `section.field`.
+            where: One boolean SQL expression over the rows of `rollouts` and of `steps`.
+            run: The run; all runs if omitted.
+            stages: Stages to report; all that are declared if empty.
+            memory_bytes: What the samples of one cohort may take in memory.
+            progress: Called with the cohorts done and all of them.
+            selecting: As of `trajreplay.query.Selection`: `attempt`, `rollouts`, `steps`,
+                `ranks`, `samples`, `groups`, `batches`.
+
+        Returns:
+            By cohort, stage and field: how many values change, and the largest change.
+
+        Raises:
+            QueryError: Nothing is changed, or the selection is wrong or selects nothing.
+            SchemaError: There is no such setting, or a value is of another kind.
+            DatasetError: The lake cannot be listed.
+        """
+        from trajreplay.query import Selection
+        from trajreplay.stages import what_if
+
+        selection = Selection.of(where, selecting, run=run, stages=stages)
+        return what_if(
+            self._catalog, selection, changes, memory_bytes=memory_bytes, progress=progress
+        )
+
+    def gate(
+        self,
+        policy: Policy | str | os.PathLike[str],
+        run: str | None = None,
+        attempts: Sequence[int] = (0,),
+        *,
+        command_exit: int | None = None,
+        command_signal: int | None = None,
+    ) -> GateVerdict:
+        """Hold the attempts of a run that are named, and nothing else, against a policy.
+
+        Args:
+            policy: A policy, a TOML file of one, or the name of a preset: router-replay,
+                replay-clean or mismatch-baseline.
+            run: The run; may be left out where the lake has only one.
+            attempts: One attempt, or a chain in its order; the last is judged.
+            command_exit: Exit code of the command that ran the last attempt, where it is known.
+            command_signal: The signal that killed it.
+
+        Returns:
+            The verdict: `verdict.verdict`, `verdict.certifies`, `verdict.checks`. What was not
+            recorded fails its check; it is no error.
+
+        Raises:
+            QueryError: The policy is malformed, or no run or attempt is named.
+        """
+        from trajreplay.stages.gate import Policy, gate, load_gate_policy
+
+        held = policy if isinstance(policy, Policy) else load_gate_policy(policy)
+        return gate(
+            self._catalog,
+            held,
+            self._catalog.only_run() if run is None else run,
+            attempts,
+            command_exit=command_exit,
+            command_signal=command_signal,
+        )
+
+    def watch(
+        self,
+        run: str | None = None,
+        *,
+        attempt: int | None = None,
+        seen: Iterable[Cohort] = (),
+    ) -> Watch:
+        """Follow a lake that is being written: every cohort is replayed once, when it is whole.
+
+        Args:
+            run: Only this run; it need not have begun.
+            attempt: Only the lineage of this attempt.
+            seen: Cohorts that were reported before, and are not again.
+
+        Returns:
+            `watch.poll()` gives the reports of cohorts that are new; `watch.done(report)` notes
+            that one was handed on.
+        """
+        from trajreplay.stages.watch import Watch
+
+        return Watch(self._store, run, attempt, set(seen))
