@@ -180,7 +180,7 @@ def verdict_lines(found: GateVerdict, *, color: bool = False) -> Iterator[str]:
 def _line(one: CheckVerdict) -> str:
     if one.verdict == "pass":
         return f"{one.check}: {_shown(one.value)} ({one.bound})"
-    return f"{one.check}: {one.reason}; expected {one.bound}"
+    return f"{one.check}: {one.reason} (demanded: {one.bound})"
 
 
 def _shown(value: Any) -> str:

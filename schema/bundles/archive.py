@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from trajreplay.schema.errors import DatasetError
+from trajreplay.schema.layout import LAKE_FILE
 
 SUFFIX = ".tar.zst"
 _MAX_FACTOR = 64  # float32 values shrink less than tenfold, masks and JSON less than this
@@ -65,11 +66,18 @@ def written_to(path: Path, *, new: bool = False) -> Iterator[Path]:
         new: Whether the folder must not be there, and gets its name once the block is left.
 
     Raises:
-        DatasetError: The folder cannot be made, or something is there that must not.
+        DatasetError: The folder cannot be made, something is there that must not, or it is inside a
+            lake.
     """
     is_packed = path.name.endswith(SUFFIX)
     if (new or is_packed) and path.exists():
         raise DatasetError(f"{path} is there already", hint="Choose another name.")
+    place = path.resolve()
+    if any((folder / LAKE_FILE).is_file() for folder in (place, *place.parents)):
+        raise DatasetError(
+            f"{path} is inside a lake, which only captures write to",
+            hint="Choose a place outside of every lake.",
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if is_packed:

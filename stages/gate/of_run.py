@@ -29,6 +29,10 @@ def judge_command(found: Evidence, policy: Policy, given: Parameters) -> Judged:
 def judge_attempt(found: Evidence, policy: Policy, given: Parameters) -> Judged:
     """The attempt recorded steps of its own, and all that counts fits together."""
     bound = "at least one record of it, and all that count readable"
+    runs = found.catalog.runs
+    if found.run_id not in runs:
+        there = ", ".join(map(repr, runs)) or "none"
+        return Judged(False, 0, bound, f"there is no run {found.run_id!r}; the lake has {there}")
     if found.problems:
         return Judged(False, found.records, bound, listed(found.problems, 3))
     if found.numbered_twice:

@@ -36,6 +36,17 @@ def test_a_small_lake_is_written_and_verified() -> None:
     assert run("validate", "--lake", "small").code == 0
 
 
+@pytest.mark.parametrize("kind", ["bundle", "lake"])
+@pytest.mark.parametrize("place", ["lake", "lake/out", "lake/data/out", "lake/x.tar.zst", "link"])
+def test_nothing_is_exported_into_a_lake(kind: str, place: str, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("lake")
+    before = sorted(tmp_path.rglob("*"))
+    found = run("export", kind, "--step", "7:0", "--lake", "lake", "-o", place)
+    assert found.code in (2, 3)
+    assert found.err.startswith(("Error:", "Usage:"))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_usage_is_checked(tmp_path: Path) -> None:
     assert run("export", "bundle", "-o", "out", "--redact", "prompt=hash").code == 2
     assert run("export", "lake", "-o", "out", "--redact", "prompt=keep").code == 2

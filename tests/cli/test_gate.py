@@ -85,6 +85,14 @@ def test_heartbeats_are_held_against_the_preset(lake: Lake) -> None:
     assert unknown.out.startswith("[      fail] command: the exit code of the command is not known")
 
 
+def test_a_run_that_is_not_there_fails_and_the_others_are_named(lake: Lake) -> None:
+    healthy_run(lake)
+    command = ("gate", "replay-clean", "--lake", lake.path, "--attempt", "0", "--run", "other")
+    outcome = run(*command)
+    assert outcome.code == 1
+    assert "attempt: there is no run 'other'; the lake has 'r'" in outcome.out
+
+
 def test_an_attempt_counts_alone_unless_the_chain_is_named(lake: Lake) -> None:
     healthy_run(lake, 4)
     healthy_run(lake, 6, attempt=1, first=5)
