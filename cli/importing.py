@@ -8,16 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trajreplay.cli.options import (
-    IDS,
-    LAKE_HELP,
-    ImportKind,
-    Session,
-    find_lake,
-    output_options,
-)
+from trajreplay.cli.options import LAKE_HELP, ImportKind, Session, find_lake, output_options
 from trajreplay.cli.output import Output
 from trajreplay.cli.progress import ProgressBar
+from trajreplay.cli.stating import statement_options
 from trajreplay.cli.text import counted
 from trajreplay.cli.verb import Verb
 
@@ -52,7 +46,7 @@ if TYPE_CHECKING:
     metavar="N",
     help="Attempt of the captures.",
 )
-@IDS
+@statement_options
 @click.option(
     "-n", "--dry-run", is_flag=True, help="Read and check all of it. Default: and import it."
 )
@@ -63,6 +57,7 @@ def import_files(
     paths: tuple[Path, ...],
     named: str | None,
     dry_run: bool,
+    statements: dict[str, Any],
     **options: Any,
 ) -> None:
     """Import files that another tool left, each whole or not at all.
@@ -75,10 +70,9 @@ def import_files(
     from trajreplay.schema.lakefile import create_lake
 
     store = None if dry_run else create_lake(_target(named), exist_ok=True)
+    said = ImportOptions(**options, **statements)
     with ProgressBar("Importing", quiet=output.quiet) as progress:
-        report = import_files(
-            store, importer_of(kind), paths, ImportOptions(**options), progress=progress
-        )
+        report = import_files(store, importer_of(kind), paths, said, progress=progress)
     write_import(report, output)
     click.get_current_context().exit(report.exit_code)
 

@@ -232,6 +232,21 @@ class RedactionRule(click.ParamType[tuple[str, str]]):
         return field, rule
 
 
+class ProfileName(click.ParamType[str]):
+    """The settings of a framework, by `name` or `name@version`."""
+
+    name = "PROFILE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Refuse a name that is none, and list those that are."""
+        from trajreplay.schema import SchemaError, profile
+
+        try:
+            return profile(value).label
+        except SchemaError as error:
+            self.fail(error.message, param, ctx)
+
+
 class ImportKind(click.ParamType[str]):
     """What a file of another tool is."""
 
@@ -287,12 +302,4 @@ ATTEMPT = click.option(
     type=click.IntRange(min=0),
     metavar="N",
     help="Only this attempt of it. Default: the newest and what it was resumed from.",
-)
-IDS = click.option(
-    "--ids",
-    type=click.Choice(["rank", "global"]),
-    default="rank",
-    show_default=True,
-    help="What the sample, group and micro-batch ids of a bundle are local to: their rank, so that "
-    "s-0 of rank 1 becomes rank-1/s-0; or nothing, where a group lies on several ranks.",
 )

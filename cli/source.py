@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from trajreplay.cli.options import IDS, LAKE_FILE, LAKE_HELP, Session, find_lake
+from trajreplay.cli.options import LAKE_FILE, LAKE_HELP, Session, find_lake
 from trajreplay.cli.output import Output
 from trajreplay.cli.progress import ProgressBar
+from trajreplay.cli.stating import flag_of, statement_options
 
 if TYPE_CHECKING:
     from trajreplay.lake import Lake
@@ -44,6 +45,7 @@ class Source:
         if self._path is None or (self._path / LAKE_FILE).is_file():
             session = click.get_current_context().find_object(Session)
             named = self._lake or (session.lake if session else None)
+            self._refuse_statements()
             yield Lake.open(self._path or find_lake(named))
             return
         from trajreplay.capture.importers import ImportOptions
@@ -56,6 +58,14 @@ class Source:
             for note in (note for one in sources for note in one.notes):
                 output.note(f"Note: {note}")
             yield lake
+
+    def _refuse_statements(self) -> None:
+        given = [name for name, value in self._options.items() if value and name != "ids"]
+        if given:
+            raise click.UsageError(
+                f"{flag_of(given[0])} is said of files, and a lake is looked at: what it was "
+                "imported with is in it."
+            )
 
     @property
     def is_files(self) -> bool:
@@ -75,11 +85,15 @@ def source_options(command: Command) -> Command:
         "Default: --lake.",
     )
     @click.option("--lake", "named", metavar="PATH", help=LAKE_HELP)
-    @IDS
+    @statement_options
     @functools.wraps(command)
     def with_source(
-        *args: Any, files: Path | None, named: str | None, ids: str, **values: Any
+        *args: Any,
+        files: Path | None,
+        named: str | None,
+        statements: dict[str, Any],
+        **values: Any,
     ) -> Any:
-        return command(*args, source=Source(files, named, {"ids": ids}), **values)
+        return command(*args, source=Source(files, named, statements), **values)
 
     return cast(Command, with_source)

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trajreplay.capture.importers.registry import Importer, ImportOptions
+from trajreplay.capture.importers.stating import refuse_statements
 from trajreplay.schema.bundles.record import CaptureRecord
 from trajreplay.schema.bundles.relax import bundle_folders, read_bundle
 
 
 def _read(path: Path, options: ImportOptions) -> Sequence[CaptureRecord]:
+    refuse_statements(options, "a bundle records its groups and its settings")
     return read_bundle(path, run_id=options.run, ids=options.ids)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from typing import Any
 
 from trajreplay.schema.bundles.record import CaptureRecord
 from trajreplay.schema.errors import CaptureError
@@ -27,11 +28,20 @@ class ImportOptions:
         run: The run that the captures are of; what the files say, else the importer's choice.
         attempt: The attempt that they are of.
         ids: What sample, group and micro-batch ids are local to: `rank` or `global`.
+        allow_numpy: Whether numbers and arrays of numpy are taken from files of `torch.save`.
+        group_by_position: Where files say nothing of groups, this many samples in the order of
+            the file are one.
+        profile: The framework whose settings made the files, by `name` or `name@version`.
+        changes: Settings that differ from it, by `section.field`.
     """
 
     run: str | None = None
     attempt: int = 0
     ids: str = BY_RANK
+    allow_numpy: bool = False
+    group_by_position: int | None = None
+    profile: str | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

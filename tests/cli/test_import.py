@@ -178,3 +178,24 @@ def test_a_step_of_an_import_is_not_linked_to_a_rollout_of_other_ids(tmp_path: P
     assert found["first_divergent_stage"] == "advantage.estimate"
     (cohort,) = (one for one in found["cohorts"] if one["step_id"] == 0)
     assert "those of an imported file" in json.dumps(cohort["findings"])
+
+
+@pytest.mark.parametrize("said", [("--profile", "trl"), ("--group-by-position", "4")])
+def test_a_bundle_says_itself_what_is_stated_of_dumps(said: tuple[str, str]) -> None:
+    found = run("import", "relax-bundle", CASES / "v1_healthy", *said, "--format", "json")
+    assert found.code == 3
+    assert f"{said[0]} cannot be said of these files" in found.out
+
+
+def test_a_setting_is_stated_beside_a_profile() -> None:
+    found = run("replay", CASES / "v1_healthy", "--state", "reward.epsilon=0")
+    assert (found.code, found.out) == (2, "")
+    assert "--state changes a setting of a profile: give --profile NAME." in found.err
+
+
+def test_nothing_is_stated_of_a_lake() -> None:
+    assert run("import", "relax-bundle", CASES / "v1_healthy").code == 0
+    for target in (["lake"], ["--lake", "lake"]):
+        found = run("replay", *target, "--profile", "trl")
+        assert (found.code, found.out) == (2, "")
+        assert "--profile is said of files, and a lake is looked at" in found.err
