@@ -68,17 +68,19 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         "reward.raw",
         "sample",
-        ("raw_reward", "reward_components"),
+        ("raw_reward", "reward_components", "token_rewards"),
         scalars=("raw_rewards",),
         equation="raw_reward is finite and equals what was recorded beside it, the weighted sum of "
-        "its components, and what a reward function that is given returns",
+        "its components or the sum of its token rewards, and what a reward function that is given "
+        "returns",
     ),
     Stage(
         "reward.post_process",
         "group",
         (
-            *("raw_reward", "reward_components", "greedy_reward", "group_id"),
-            *("consumer_batch_id", "trajectory_id", "fragment_index", "truncated"),
+            *("raw_reward", "reward_components", "token_rewards", "greedy_reward", "group_id"),
+            *("consumer_batch_id", "trajectory_id", "fragment_index", "truncated", "turns"),
+            *("agent_id", "episode_id", "kept_baseline", "total_length"),
         ),
         outputs=("reward",),
         scalars=("rewards",),

@@ -35,6 +35,8 @@ class SampleRecord:
         reward_components: Components of the score by name, of those that the settings weigh in
             `reward.weights`; one that is left out, None or NaN is missing.
         greedy_reward: Score of the greedy response to the same prompt.
+        kept_baseline: Baseline that the trainer kept from earlier steps, as it was taken off.
+        last_value: Critic's value past the last response token.
         source_rollout_id: Rollout that generated it; the capture's own if omitted.
         source_attempt: Attempt that generated it; the capture's own if omitted.
         group_size: Members that the group had when it was normalised, if known.
@@ -44,6 +46,9 @@ class SampleRecord:
         context_rank, context_size: Which context-parallel shard of the sample this is, and of how
             many, where samples of one rank are cut differently; else the rank's coordinates hold.
         fragment_index: Its place among those fragments, from 0: the step of an agent.
+        agent_id, episode_id: Which agent of its environment, and in which run of that, where
+            several agents act in one.
+        turns: Turns of the model.
         truncated: Whether it was cut at the length limit.
         prompt, response, label, tool_output: Text, stored only as the redaction policy allows.
     """
@@ -59,6 +64,8 @@ class SampleRecord:
     reward: float | None = None
     reward_components: Mapping[str, float | None] | None = None
     greedy_reward: float | None = None
+    kept_baseline: float | None = None
+    last_value: float | None = None
     source_rollout_id: int | None = None
     source_attempt: int | None = None
     rollout_partition_id: str | None = None
@@ -68,6 +75,9 @@ class SampleRecord:
     context_rank: int | None = None
     context_size: int | None = None
     fragment_index: int | None = None
+    agent_id: str | None = None
+    episode_id: str | None = None
+    turns: int | None = None
     weight_versions: Sequence[tuple[int, int, int]] | None = None
     truncated: bool | None = None
     prompt: str | None = None

@@ -87,6 +87,15 @@ _PROVENANCE = (
         "provenance",
         nullable=True,
     ),
+    Column("agent_id", pa.string(), "Which agent of its environment.", "provenance", nullable=True),
+    Column(
+        "episode_id",
+        pa.string(),
+        "The run of an environment that it is from, where several agents act in one.",
+        "provenance",
+        nullable=True,
+    ),
+    Column("turns", pa.int32(), "Turns of the model.", "provenance", unit="turn", nullable=True),
     Column("truncated", pa.bool_(), "Cut at the length limit.", "provenance", nullable=True),
 )
 _TEXT = tuple(
@@ -130,6 +139,20 @@ _SAMPLE = (
         "greedy_reward",
         pa.float64(),
         "Score of the greedy response to the same prompt.",
+        "input",
+        nullable=True,
+    ),
+    Column(
+        "kept_baseline",
+        pa.float64(),
+        "Baseline that the trainer kept from earlier steps, as it was taken off.",
+        "input",
+        nullable=True,
+    ),
+    Column(
+        "last_value",
+        pa.float64(),
+        "Critic's value past the last response token.",
         "input",
         nullable=True,
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
@@ -134,6 +134,19 @@ class Packed:
     def consumer_batches(self) -> Tensor:
         """(S,) int64. The consumer batch of each sample, numbered over all cohorts."""
         return torch.from_numpy(self._named("consumer_batch_id"))
+
+    def agents(self, of_episodes: Collection[str]) -> Tensor:
+        """(S,) int64. The group and agent of each sample, numbered over all cohorts.
+
+        Args:
+            of_episodes: Agents of which each episode is one by itself.
+        """
+        numbers = _divided(self.groups.numpy(), self._named("agent_id"))
+        if not of_episodes:
+            return torch.from_numpy(numbers)
+        alone = pc.is_in(self.table["agent_id"], value_set=pa.array(list(of_episodes), pa.string()))
+        episodes = np.where(alone.to_numpy(), self._named("episode_id") + 1, 0)
+        return torch.from_numpy(_divided(numbers, episodes))
 
     def strides(self, length: int) -> Tensor:
         """(S,) int64. Every `length` rows of a rank, numbered over all cohorts."""

@@ -11,13 +11,13 @@ from trajreplay.schema.errors import StageError
 from trajreplay.schema.policy import Tolerance
 from trajreplay.stages.block import Block
 from trajreplay.stages.compare import EXAMPLES, Look, compare_elements
-from trajreplay.stages.compose import evaluation_slack, summed_components
-from trajreplay.stages.kernels import half_ulp
+from trajreplay.stages.compose import evaluation_slack, summed_components, summed_tokens
+from trajreplay.stages.kernels import accumulation_factor, half_ulp, segment_sum
 from trajreplay.stages.outputs import echoed_looks
 from trajreplay.stages.scoring import compare_scores
 
 STAGE = "reward.raw"
-COMPONENTS = "reward_components"
+COMPONENTS, TOKENS = "reward_components", "token_rewards"
 _EXACT = Tolerance(0.0, 0.0)
 
 
@@ -40,9 +40,13 @@ def replay_reward_raw(block: Block) -> None:
         looks = _merged(looks, _odd_components(block, excluded=excluded))
         if "raw_reward" in reads:
             looks = _merged(looks, _sums(block, excluded=excluded))
+    if TOKENS in reads and "raw_reward" in reads:
+        looks = _merged(looks, _sums(block, excluded=excluded))
     for look, (start, stop) in zip(looks, bounds, strict=True):
         look.compared += stop - start
-    inputs = () if excluded or "raw_reward" not in reads else ("raw_reward",)
+    judged = "raw_reward" in reads and not excluded
+    inputs: tuple[str, ...] = ("raw_reward",) if judged else ()
+    inputs += (TOKENS,) if TOKENS in reads else ()
     block.record(STAGE, looks, inputs=inputs, noun="samples")
     for cohort in block.cohorts:
         result = cohort.report.stages[-1]
@@ -95,16 +99,22 @@ def _odd_rewards(block: Block, field: str, values: Tensor, odd: Tensor) -> list[
 
 
 def _sums(block: Block, *, excluded: bool) -> list[Look]:
-    """Raw rewards that are not the weighted sum of their components."""
-    settings, values = block.settings.reward, components(block)
-    recorded, total = block.packed.scalars("raw_reward"), summed_components(settings, values)
-    if excluded:  # a sample of which nothing is known has no reward
+    """Raw rewards that are not the weighted sum of their components, or that of their tokens."""
+    settings, recorded = block.settings.reward, block.packed.scalars("raw_reward")
+    by_token = not settings.weights
+    values = block.packed.tokens(TOKENS) if by_token else components(block)
+    offsets = block.packed.offsets
+    total = summed_tokens(values, offsets) if by_token else summed_components(settings, values)
+    if excluded and not by_token:  # a sample of which nothing is known has no reward
         unknown = values.isnan().all(1) & recorded.isnan()
         recorded, total = recorded.masked_fill(unknown, 0.0), total.masked_fill(unknown, 0.0)
 
     def slack(samples: Tensor) -> Tensor:
-        rounded = summed_components(settings, values.float()).nan_to_num()
         rounding = half_ulp(total, block.dtypes.get("raw_reward", "float32"))
+        if by_token:
+            sizes = segment_sum(values.abs(), offsets)
+            return (rounding + accumulation_factor(block.packed.lengths + 1.0) * sizes)[samples]
+        rounded = summed_components(settings, values.float()).nan_to_num()
         return (rounding + evaluation_slack(total, rounded))[samples]
 
     looks = compare_elements(

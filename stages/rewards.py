@@ -11,7 +11,12 @@ from trajreplay.schema.settings import RewardSettings
 from trajreplay.stages.block import Block
 from trajreplay.stages.capability import is_plain
 from trajreplay.stages.compare import Compared, Look, compare_elements
-from trajreplay.stages.compose import RewardInputs, evaluation_slack, processed_rewards
+from trajreplay.stages.compose import (
+    RewardInputs,
+    evaluation_slack,
+    processed_rewards,
+    summed_tokens,
+)
 from trajreplay.stages.group_sizes import group_size_looks
 from trajreplay.stages.kernels import (
     constant_groups,
@@ -44,7 +49,8 @@ def replay_reward_post_process(block: Block) -> None:
     looks = isolated.with_echoes(looks)
     final, chained = isolated, None
     # Only a reward function recomputes raw rewards, here or in the rollouts that a step consumed.
-    if block.cohorts[0].rescored and "raw_reward" in block.chained and not settings.weights:
+    scored_whole = not settings.weights and settings.source == "sample"
+    if block.cohorts[0].rescored and "raw_reward" in block.chained and scored_whole:
         final = Processed(block, block.chained["raw_reward"])
         compared = final.compare()
         chained = final.with_echoes(compared.looks)
@@ -103,6 +109,9 @@ def raw_rewards(block: Block, replaced: Mapping[str, Tensor] | None = None) -> T
     """
     if block.settings.reward.weights:
         return components(block)
+    if block.settings.reward.source == "token":
+        own = (replaced or {}).get("token_rewards", block.packed.tokens("token_rewards"))
+        return summed_tokens(own, block.packed.offsets)
     other = (replaced or {}).get("raw_reward")
     return block.packed.scalars("raw_reward") if other is None else other
 
@@ -181,10 +190,12 @@ def _inputs(block: Block) -> RewardInputs:
         "group": lambda: packed.groups,
         "consumer-batch": lambda: packed.consumer_batches,
         "stride": lambda: packed.strides(settings.n_samples_per_prompt or 1),
+        "agent": lambda: packed.agents(settings.episode_agents),
     }
     own = block.kernel(_STAGE) is None
     cut = settings.stop_properly_coef is not None and own
-    greedy = settings.baseline == "greedy" and own
+    greedy, kept = (settings.baseline == one and own for one in ("greedy", "kept"))
+    by_prompt = settings.std_grouping == "group" and own
     return RewardInputs(
         by_grouping.get(settings.grouping, lambda: packed.cohorts)(),
         packed.cohorts,
@@ -194,6 +205,10 @@ def _inputs(block: Block) -> RewardInputs:
         step=packed.scalars("fragment_index").long() if settings.unit == "step" else None,
         truncated=packed.scalars("truncated") != 0 if cut else None,
         greedy=packed.scalars("greedy_reward") if greedy else None,
+        kept=packed.scalars("kept_baseline") if kept else None,
+        prompt=packed.groups if by_prompt else None,
+        totals=packed.scalars("total_length") if "input" in settings.costs else None,
+        turns=packed.scalars("turns") if "turns" in settings.costs else None,
     )
 
 
@@ -209,7 +224,7 @@ def _warn_of_constant_groups(block: Block, raw: Tensor, looks: list[Look]) -> No
         return
     constant = constant_groups(raw, block.packed.groups)
     for cohort, look, (start, stop) in zip(
-        block.cohorts, looks, block.spans("raw_reward"), strict=True
+        block.cohorts, looks, block.spans("reward"), strict=True
     ):
         count = int(constant[start:stop].sum())
         if look.undecided and count:

@@ -31,6 +31,7 @@ TWINS = (
     "raw_reward",
     "reward_components",
     "greedy_reward",
+    "kept_baseline",
     "reward",
     "rollout_log_probs",
     "old_log_probs",
@@ -42,6 +43,7 @@ TWINS = (
     "advantages",
     "returns",
     "old_values",
+    "last_value",
 )
 
 

@@ -23,10 +23,10 @@ from trajreplay.writer.ragged import mask_problems
 
 _IDS = (
     *("sample_id", "group_id", "rollout_partition_id", "consumer_batch_id", "micro_batch_id"),
-    "trajectory_id",
+    *("trajectory_id", "agent_id", "episode_id"),
 )
 _REWARDS = ("raw_reward", "reward")
-_SCORES = (*_REWARDS, "greedy_reward")
+_SCORES = (*_REWARDS, "greedy_reward", "kept_baseline", "last_value")
 _TEXTS = ("prompt", "response", "label", "tool_output")
 _COUNTS = {
     "response_length": 2**31 - 1,
@@ -35,6 +35,7 @@ _COUNTS = {
     "context_rank": 2**31 - 1,
     "context_size": 2**31 - 1,
     "fragment_index": 2**31 - 1,
+    "turns": 2**31 - 1,
     "source_attempt": 2**31 - 1,
     "source_rollout_id": 2**63 - 1,
 }

@@ -18,7 +18,7 @@ class Kind:
     """What a field may hold.
 
     Args:
-        what: name, flag, number, count, interval or weights.
+        what: name, flag, number, count, interval, weights, intervals or names.
         optional: Whether None stands for "off" or "not stated".
         known: The names that some capability can recompute; others are kept and not recomputed.
     """
@@ -36,6 +36,13 @@ class Kind:
         """Whether a value is of exactly this kind: 1 is no flag, "0.2" no number."""
         return (value is None and self.optional) or _CHECKS[self.what](value)
 
+    def unknown(self, value: Any) -> tuple[str, ...]:
+        """The names in a value that no capability can recompute."""
+        if not self.known:
+            return ()
+        held = tuple(value) if isinstance(value, Mapping) else (value,)
+        return tuple(one for one in held if one not in self.known)
+
     def stored(self, value: Any) -> Any:
         """The value of what JSON holds; floats are stored as exact text.
 
@@ -48,6 +55,10 @@ class Kind:
             return tuple(map(read_float, value))
         if self.what == "weights" and isinstance(value, Mapping):
             return {str(name): read_float(one) for name, one in value.items()}
+        if self.what == "intervals" and isinstance(value, Mapping):
+            return {str(name): tuple(map(read_float, one)) for name, one in value.items()}
+        if self.what == "names" and isinstance(value, list):
+            return tuple(value)
         return value
 
 
@@ -69,6 +80,16 @@ def _is_weights(value: object) -> bool:
     )
 
 
+def _is_intervals(value: object) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(name, str) and _is_interval(one) for name, one in value.items()
+    )
+
+
+def _is_names(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(one, str) and one for one in value)
+
+
 _EXPECTED = {
     "name": "a name",
     "flag": "true or false",
@@ -76,6 +97,8 @@ _EXPECTED = {
     "count": "a non-negative integer",
     "interval": "a pair (low, high)",
     "weights": "an object of numbers",
+    "intervals": "an object of pairs (low, high)",
+    "names": "a tuple of names",
 }
 _CHECKS = {
     "name": lambda value: isinstance(value, str) and bool(value),
@@ -84,6 +107,8 @@ _CHECKS = {
     "count": lambda value: type(value) is int and 0 <= value < 2**31,
     "interval": _is_interval,
     "weights": _is_weights,
+    "intervals": _is_intervals,
+    "names": _is_names,
 }
 
 
@@ -112,9 +137,19 @@ def interval(default: Interval | None) -> Any:
     return _made(default, Kind("interval", optional=True))
 
 
-def weights() -> Any:
+def weights(*known: str) -> Any:
     """A field that holds numbers by name, none of them by default; in order of the names."""
-    return field(default_factory=dict, metadata={"kind": Kind("weights")})
+    return field(default_factory=dict, metadata={"kind": Kind("weights", known=known)})
+
+
+def intervals(*known: str) -> Any:
+    """A field that holds bounds by name, none of them by default; in order of the names."""
+    return field(default_factory=dict, metadata={"kind": Kind("intervals", known=known)})
+
+
+def names() -> Any:
+    """A field that holds several names, none of them by default."""
+    return _made((), Kind("names"))
 
 
 def _made(default: Any, kind: Kind) -> Any:

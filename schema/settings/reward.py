@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trajreplay.schema.settings.knobs import Interval, count, flag, interval, name, number, weights
+from trajreplay.schema.settings.knobs import (
+    Interval,
+    count,
+    flag,
+    interval,
+    name,
+    names,
+    number,
+    weights,
+)
 
 
 @dataclass(frozen=True)
@@ -15,7 +24,11 @@ class RewardSettings:
     Args:
         grouping: Which samples share statistics: `group`, those of one prompt; `batch`, all of the
             cohort; `consumer-batch`, those handed over together; `stride`, every
-            `n_samples_per_prompt` rows of a rank, in row order; `none` for rewards used as given.
+            `n_samples_per_prompt` rows of a rank, in row order; `agent`, those of one prompt and
+            one agent (prime-rl's hierarchical GRPO); `none` for rewards used as given.
+        episode_agents: With `agent`, the agents that are compared within one episode only.
+        source: What a raw reward is: the `sample`'s score, or the sum over its `token` rewards
+            (verl, whose token rewards may have paid a KL already).
         unit: What is normalised: every `sample`; every `trajectory` once, however many fragments
             it was cut into; or every `step` of an agent, a fragment, against the same steps of the
             other trajectories, its reward the sum of those to the end of its own.
@@ -31,13 +44,16 @@ class RewardSettings:
         rule: How a sample is scored: `normalise`, against the baseline and over the divisor; `gpg`,
             against the mean, times the samples of the batch over those whose reward is not 0; or
             `pass@k`, the best of a group by its lead over the second, and the others 0.
+        gpg_norm: What `gpg` divides by besides (its f_norm).
         baseline: Subtracted from the reward: `mean`, `leave-one-out` (of the other members),
-            `length-weighted` (by response tokens), `greedy` (the reward of the greedy response) or
+            `length-weighted` (by response tokens), `greedy` (the reward of the greedy response),
+            `kept` (what the trainer keeps from step to step, as recorded: prime-rl's rae) or
             `none`.
         baseline_counts: Which tokens a length-weighted baseline is weighted by: of the whole
             `response`, or the `trained` ones alone (verl).
         divide_by_std: Whether the centred reward is divided by a standard deviation.
-        std_grouping: Which samples that deviation is of: `same` as the baseline, or `batch`.
+        std_grouping: Which samples that deviation is of: `same` as the baseline, `batch`, or
+            `group`.
         divisor: That deviation: `std`; `std-around-baseline`; `leave-one-out-std`, of the other
             members; or the `baseline` itself.
         ddof: Delta degrees of freedom of that deviation.
@@ -60,20 +76,28 @@ class RewardSettings:
         stop_properly_rule: Whether that does `multiply` their reward or `replace` it.
         scale_from: Range that rewards are clamped to first (NeMo-RL); None for none.
         scale_to: Range that it is mapped to.
+        bias, factor: Added to a shaped reward, and what the sum is multiplied by (AReaL).
+        costs: What a sample pays of its group's mean reward, by the share that it has of the
+            largest `output` (trained tokens), `input` (the others of prompt and response) and
+            `turns` of its group (prime-rl's length_penalty), before it is centred.
     """
 
-    grouping: str = name("group", "none", "batch", "consumer-batch", "stride")
+    grouping: str = name("group", "none", "batch", "consumer-batch", "stride", "agent")
+    episode_agents: tuple[str, ...] = names()
+    source: str = name("sample", "token")
     unit: str = name("sample", "trajectory", "step")
     step_gamma: float = number(1.0)
     n_samples_per_prompt: int | None = count(None)
+    costs: Mapping[str, float] = weights("output", "input", "turns")
     weights: Mapping[str, float] = weights()
     combination: str = name("sum-then-normalise", "normalise-then-sum")
     batch_epsilon: float | None = number(None)
     rule: str = name("normalise", "gpg", "pass@k")
-    baseline: str = name("mean", "none", "leave-one-out", "length-weighted", "greedy")
+    gpg_norm: float = number(1.0)
+    baseline: str = name("mean", "none", "leave-one-out", "length-weighted", "greedy", "kept")
     baseline_counts: str = name("response", "trained")
     divide_by_std: bool = flag(True)
-    std_grouping: str = name("same", "batch")
+    std_grouping: str = name("same", "batch", "group")
     divisor: str = name("std", "std-around-baseline", "leave-one-out-std", "baseline")
     ddof: int = count(1)
     epsilon: float = number(1e-6)
@@ -91,8 +115,12 @@ class RewardSettings:
     stop_properly_rule: str = name("multiply", "replace")
     scale_from: Interval | None = interval(None)
     scale_to: Interval | None = interval(None)
+    bias: float = number(0.0)
+    factor: float = number(1.0)
 
     def __post_init__(self) -> None:
-        if isinstance(self.weights, Mapping):  # what it is otherwise is refused by its kind
-            ordered = dict(sorted(self.weights.items(), key=lambda item: str(item[0])))
-            object.__setattr__(self, "weights", ordered)
+        for field in ("weights", "costs"):
+            given = getattr(self, field)
+            if isinstance(given, Mapping):  # what it is otherwise is refused by its kind
+                ordered = dict(sorted(given.items(), key=lambda item: str(item[0])))
+                object.__setattr__(self, field, ordered)

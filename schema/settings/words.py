@@ -10,6 +10,7 @@ from trajreplay.schema.settings.knobs import Kind, kinds
 from trajreplay.schema.settings.tree import SECTIONS
 
 _NOTHING = ("none", "null", "off", "")
+_BY_NAME = {"weights": "number", "intervals": "interval"}  # what each name has
 
 
 def setting_of(text: str) -> tuple[str, Any]:
@@ -17,6 +18,7 @@ def setting_of(text: str) -> tuple[str, Any]:
 
     Args:
         text: `section.field=value`. An interval is `low,high`; `none` stands for not stated.
+            Several weights or intervals are `name:value;name:value`, several names `one,other`.
 
     Raises:
         SchemaError: There is no such setting, or its value is of another kind.
@@ -42,7 +44,7 @@ def setting_of(text: str) -> tuple[str, Any]:
         read = _value(kind, value.strip())
     except ValueError:
         read = value
-    if not kind.accepts(read) or (kind.known and read not in kind.known):
+    if not kind.accepts(read) or kind.unknown(read):
         expected = ", ".join(kind.known) or kind.expected
         expected += ", or none" if kind.optional else ""
         raise SchemaError(f"{label} is {value.strip()!r}, expected {expected}")
@@ -61,4 +63,10 @@ def _value(kind: Kind, text: str) -> Any:
     if kind.what == "interval":
         low, _, high = text.strip("()[]").partition(",")
         return float(low), float(high)
+    if kind.what == "names":
+        return tuple(filter(None, map(str.strip, text.split(","))))
+    if kind.what in _BY_NAME:
+        parts = (one.partition(":") for one in text.split(";") if one.strip())
+        one = Kind(_BY_NAME[kind.what])
+        return {name.strip(): _value(one, value.strip()) for name, _, value in parts}
     return text

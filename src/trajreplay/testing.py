@@ -111,7 +111,10 @@ def _records(
         "truncated": draw(st.none() | st.booleans()),
         "group_size": draw(st.none() | st.integers(1, 8)),
         "fragment_index": draw(st.none() | st.integers(0, 8)),
+        "turns": draw(st.none() | st.integers(0, 8)),
         "greedy_reward": draw(rewards),
+        "kept_baseline": draw(rewards),
+        "last_value": draw(rewards),
         "raw_reward": draw(rewards),
         "reward": draw(rewards),
     }

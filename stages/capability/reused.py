@@ -95,9 +95,17 @@ def _needs(
     """Columns to read: those that the settings ask for, and what else a kernel may take is held."""
     loss = settings.loss
     if stage == "reward.post_process":
-        by = {"group": ("group_id",), "consumer-batch": ("consumer_batch_id",)}
+        by: dict[str, tuple[str, ...]] = {
+            "group": ("group_id",),
+            "consumer-batch": ("consumer_batch_id",),
+            "agent": (
+                *("group_id", "agent_id"),
+                *(("episode_id",) if settings.reward.episode_agents else ()),
+            ),
+        }
         counted = ("group_id",) if rewards.counts_groups(settings) else ()
-        return ("raw_reward", *by.get(settings.reward.grouping, ()), *counted), ("reward",)
+        raw = rewards.raw_column(settings)
+        return (raw, *by.get(settings.reward.grouping, ()), *counted), ("reward",)
     if stage == "advantage.kl":
         return (LOG_PROB_SOURCES[settings.kl.policy_source], "ref_log_probs"), ("kl",)
     if stage == "advantage.estimate":

@@ -10,8 +10,9 @@ from trajreplay.stages.capability.ability import LOG_PROB_SOURCES, Needs
 # Estimators that sum up rewards as they are, masked ones as 0.
 _OF_PLAIN_RETURNS = ("remax", "otb")
 # What other reward settings may be where a rule, or components, are normalised in their own way.
+_GROUPINGS = ("group", "batch", "consumer-batch", "stride", "agent")
 _WITH_RULES: dict[str, tuple[object, ...]] = {
-    "grouping": ("group", "batch", "consumer-batch", "stride"),
+    "grouping": _GROUPINGS,
     "combination": ("sum-then-normalise",),
     "baseline": ("mean",),
     "divisor": ("std",),
@@ -21,13 +22,22 @@ _WITH_RULES: dict[str, tuple[object, ...]] = {
 }
 _WITH_PARTS: dict[str, tuple[object, ...]] = {
     "unit": ("sample", "trajectory"),
-    "grouping": ("group", "batch", "consumer-batch", "stride"),
+    "grouping": _GROUPINGS,
     "baseline": ("mean", "none", "leave-one-out"),
     "std_grouping": ("same",),
     "epsilon_place": ("added",),
     "clip_before": (None,),
     "overlong_max_length": (None,),
     "stop_properly_coef": (None,),
+    "bias": (0.0,),
+    "factor": (1.0,),
+    "costs": ({},),
+}
+# What a baseline that belongs to no group goes with.
+_WITH_KEPT: dict[str, tuple[object, ...]] = {
+    "grouping": ("none",),
+    "divide_by_std": (False,),
+    "unit": ("sample", "trajectory"),
 }
 
 
@@ -59,6 +69,7 @@ def _of_rules(settings: Settings) -> Iterator[str]:
         yield f"reward.unit is 'step' and reward.grouping is {reward.grouping!r}"
     if reward.baseline == "greedy" and reward.grouping == "none":
         yield "reward.baseline is 'greedy' and reward.grouping is 'none'"
+    yield from _of_members(settings)
     if reward.rule != "normalise":
         yield from _beside(settings, f"reward.rule is {reward.rule!r}", _WITH_RULES)
     if reward.combination == "normalise-then-sum":
@@ -70,6 +81,23 @@ def _of_rules(settings: Settings) -> Iterator[str]:
         yield from _beside(settings, "reward.combination is 'normalise-then-sum'", _WITH_PARTS)
     if reward.batch_epsilon is not None and reward.batch_epsilon < 0:
         yield f"reward.batch_epsilon is {reward.batch_epsilon:g}, expected 0 or more"
+
+
+def _of_members(settings: Settings) -> Iterator[str]:
+    """What groups of agents, kept baselines, costs and token rewards do not go with."""
+    reward = settings.reward
+    if reward.baseline == "kept":
+        yield from _beside(settings, "reward.baseline is 'kept'", _WITH_KEPT)
+    if reward.episode_agents and reward.grouping != "agent":
+        yield f"reward.episode_agents are named and reward.grouping is {reward.grouping!r}"
+    if reward.source == "token" and reward.weights:
+        yield "reward.source is 'token' and reward.weights has components"
+    if reward.costs and reward.grouping == "none":
+        yield "reward.costs are named and reward.grouping is 'none'"
+    if reward.gpg_norm <= 0:
+        yield f"reward.gpg_norm is {reward.gpg_norm:g}, expected more than 0"
+    if reward.std_grouping == "group" and reward.unit == "step":
+        yield "reward.std_grouping is 'group' and reward.unit is 'step'"
 
 
 def _beside(
@@ -125,7 +153,8 @@ def takes_whole(stage: str, settings: Settings) -> bool:
     """Whether samples of other groups enter the result of one."""
     reward, advantage = settings.reward, settings.advantage
     if stage == "reward.post_process":
-        by_batch = reward.grouping not in ("group", "none") or reward.std_grouping == "batch"
+        by_batch = reward.grouping not in ("group", "agent", "none")
+        by_batch |= reward.std_grouping == "batch"
         by_batch |= reward.combination == "normalise-then-sum" or reward.rule == "gpg"
         return by_batch or reward.unit != "sample"
     if stage == "advantage.estimate":
@@ -136,8 +165,9 @@ def takes_whole(stage: str, settings: Settings) -> bool:
 def reward_needs(settings: Settings, columns: Collection[str]) -> Needs:
     """What reward.post_process reads and writes."""
     reward = settings.reward
-    reads = ["reward_components" if reward.weights else "raw_reward"]
-    if reward.grouping == "group" or counts_groups(settings):
+    reads = ["reward_components" if reward.weights else raw_column(settings)]
+    by_group = reward.grouping in ("group", "agent") or reward.std_grouping == "group"
+    if by_group or counts_groups(settings):
         reads.append("group_id")
     asked = (
         ("consumer_batch_id", reward.grouping == "consumer-batch"),
@@ -145,8 +175,17 @@ def reward_needs(settings: Settings, columns: Collection[str]) -> Needs:
         ("trajectory_id", reward.unit != "sample"),
         ("fragment_index", reward.unit == "step"),
         ("greedy_reward", reward.baseline == "greedy"),
+        ("kept_baseline", reward.baseline == "kept"),
+        ("agent_id", reward.grouping == "agent"),
+        ("episode_id", bool(reward.episode_agents)),
+        ("turns", "turns" in reward.costs),
     )
     return (*reads, *(name for name, on in asked if on)), ("reward",)
+
+
+def raw_column(settings: Settings) -> str:
+    """What raw rewards of one piece are read from."""
+    return "token_rewards" if settings.reward.source == "token" else "raw_reward"
 
 
 def counts_groups(settings: Settings) -> bool:
@@ -159,11 +198,12 @@ def counts_groups(settings: Settings) -> bool:
 def raw_needs(settings: Settings, columns: Collection[str]) -> Needs:
     """What reward.raw reads and writes."""
     reward = settings.reward
-    if not reward.weights:
+    if not reward.weights and reward.source == "sample":
         return ("raw_reward",), ()
-    # What the components are summed up to is held against them, where it is recorded.
+    # What the pieces are summed up to is held against them, where it is recorded.
     summed = reward.combination == "sum-then-normalise" and "raw_reward" in columns
-    return ("reward_components", *(("raw_reward",) if summed else ())), ()
+    pieces = "reward_components" if reward.weights else "token_rewards"
+    return (pieces, *(("raw_reward",) if summed else ())), ()
 
 
 def advantage_needs(settings: Settings, columns: Collection[str]) -> Needs:

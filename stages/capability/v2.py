@@ -53,9 +53,10 @@ def _unknown(stage: str, settings: Settings) -> Iterator[str]:
     for section in _SECTIONS.get(stage, ()):
         for name, kind in kinds(SECTIONS[section]).items():
             found = getattr(getattr(settings, section), name)
-            if kind.known and found not in kind.known:
+            if unknown := kind.unknown(found):
                 known = ", ".join(map(repr, kind.known))
-                yield f"{section}.{name} is {found!r}; v2 recomputes {known}"
+                verb = "is" if kind.what == "name" else "names"
+                yield f"{section}.{name} {verb} {unknown[0]!r}; v2 recomputes {known}"
 
 
 def _contradictions(stage: str, settings: Settings) -> Iterator[str]:

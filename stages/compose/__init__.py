@@ -13,6 +13,7 @@ from trajreplay.stages.compose.rewards import (
     RewardInputs,
     processed_rewards,
     summed_components,
+    summed_tokens,
 )
 from trajreplay.stages.compose.rounding import evaluation_slack
 from trajreplay.stages.compose.surrogates import LossInputs
@@ -34,5 +35,6 @@ __all__ = [
     "policy_terms",
     "processed_rewards",
     "summed_components",
+    "summed_tokens",
     "value_terms",
 ]

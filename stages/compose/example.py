@@ -17,7 +17,7 @@ from trajreplay.stages.compose.advantages import (
     kl_tokens,
 )
 from trajreplay.stages.compose.losses import PolicyTerms, policy_terms, value_terms
-from trajreplay.stages.compose.rewards import RewardInputs, processed_rewards
+from trajreplay.stages.compose.rewards import RewardInputs, processed_rewards, summed_tokens
 from trajreplay.stages.compose.surrogates import LossInputs
 from trajreplay.stages.kernels import segment_sum, seq_mean_token_mean
 
@@ -40,6 +40,10 @@ _COLUMNS = {
     "returns": [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.5, 0.5, 12.0],
 }
 _GREEDY = [0.5, 0.5, 0.5, 0.5, 10.0]
+_KEPT = [0.25, 0.25, 0.75, 0.75, 8.0]
+_TURNS = [1, 3, 2, 2, 1]
+_TOTALS = [5, 5, 4, 6, 3]
+_AGENTS = [0, 0, 1, 1, 2]  # of the group of four, two each
 _FAULTS = [0, 0, 0, 0, 1, 0, 0, 2, 0]
 _MASK = [1, 1, 1, 0, 1, 1, 1, 1, 1]
 N_SAMPLES_PER_PROMPT = 4
@@ -72,9 +76,15 @@ def worked_number(settings: Settings, section: str) -> float | None:
 def _reward(settings: Settings) -> Tensor:
     stride = torch.arange(len(_REWARDS)) // (settings.reward.n_samples_per_prompt or 1)
     one = torch.zeros(len(_REWARDS), dtype=torch.int64)
-    groups = {"group": torch.tensor(_GROUPS), "stride": stride}
+    groups = {
+        "group": torch.tensor(_GROUPS),
+        "stride": stride,
+        "agent": torch.tensor(_AGENTS),
+    }
     # As many components of each as are weighed, that make it up together.
     raw = torch.tensor(_REWARDS).double()
+    if settings.reward.source == "token":
+        raw = summed_tokens(_columns()["token_rewards"], _offsets())
     count = len(settings.reward.weights)
     parts = torch.arange(count).double() - (count - 1) / 2
     components = raw[:, None] / max(count, 1) + parts
@@ -88,6 +98,10 @@ def _reward(settings: Settings) -> Tensor:
         step=torch.zeros(len(_REWARDS), dtype=torch.int64),
         truncated=truncated,
         greedy=torch.tensor(_GREEDY).double(),
+        kept=torch.tensor(_KEPT).double(),
+        prompt=torch.tensor(_GROUPS),
+        totals=torch.tensor(_TOTALS).double(),
+        turns=torch.tensor(_TURNS).double(),
     )
     return processed_rewards(settings.reward, components if count else raw, given).abs().sum()
 

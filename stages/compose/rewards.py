@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,8 +12,13 @@ from trajreplay.schema import RewardSettings, StageError
 from trajreplay.stages.kernels.components import decoupled_rewards, summed_rewards
 from trajreplay.stages.kernels.estimators import gpg_rewards, pass_at_k_rewards
 from trajreplay.stages.kernels.normalise import normalise_rewards
-from trajreplay.stages.kernels.segments import scatter_sum
-from trajreplay.stages.kernels.shaping import overlong_penalty, scale_rewards, truncation_rewards
+from trajreplay.stages.kernels.segments import scatter_sum, segment_sum
+from trajreplay.stages.kernels.shaping import (
+    cost_penalised_rewards,
+    overlong_penalty,
+    scale_rewards,
+    truncation_rewards,
+)
 from trajreplay.stages.kernels.step_returns import step_returns
 
 
@@ -29,6 +35,10 @@ class RewardInputs:
         step: (S,) int64. The place of each fragment in its trajectory; None where none is asked.
         truncated: (S,) bool. Responses cut at the length limit; None where no setting asks.
         greedy: (S,) float. Rewards of the greedy responses; None where no setting asks.
+        kept: (S,) float. Baselines that the trainer kept; None where no setting asks.
+        prompt: (S,) int64. Which samples are of one prompt; None where that is `group`.
+        totals: (S,) int64. Prompt and response tokens; None where no setting asks.
+        turns: (S,) float. Turns of the model; None where no setting asks.
     """
 
     group: Tensor
@@ -39,12 +49,21 @@ class RewardInputs:
     step: Tensor | None = None
     truncated: Tensor | None = None
     greedy: Tensor | None = None
+    kept: Tensor | None = None
+    prompt: Tensor | None = None
+    totals: Tensor | None = None
+    turns: Tensor | None = None
 
 
 def summed_components(settings: RewardSettings, components: Tensor) -> Tensor:
     """(S,) The weighted sum of components, (S, K), in the order of the weights' names."""
     weights = torch.tensor(list(settings.weights.values()), dtype=torch.float64)
     return summed_rewards(components, weights, missing=settings.missing)
+
+
+def summed_tokens(token_rewards: Tensor, offsets: Tensor) -> Tensor:
+    """(S,) The sum of the token rewards of each sample, (N,), masked ones and all."""
+    return segment_sum(token_rewards, offsets)
 
 
 def processed_rewards(settings: RewardSettings, raw: Tensor, given: RewardInputs) -> Tensor:
@@ -68,7 +87,12 @@ def processed_rewards(settings: RewardSettings, raw: Tensor, given: RewardInputs
     if settings.unit == "step" and given.trajectory is not None and given.step is not None:
         rewards = step_returns(rewards, given.trajectory, given.step, gamma=settings.step_gamma)
         given = replace(given, group=_cells(given.group, given.step))
-    if settings.grouping != "none":
+    if settings.costs:
+        rewards = _less_costs(settings, rewards, given)
+    if settings.baseline == "kept":
+        assert given.kept is not None  # the capability matrix asks for them
+        rewards = rewards - given.kept.to(rewards.dtype)
+    elif settings.grouping != "none":
         rewards = _scored(settings, rewards, given)
     return rewards if settings.clip_after is None else rewards.clamp(*settings.clip_after)
 
@@ -76,7 +100,13 @@ def processed_rewards(settings: RewardSettings, raw: Tensor, given: RewardInputs
 def _scored(settings: RewardSettings, rewards: Tensor, given: RewardInputs) -> Tensor:
     """Each sample against its group."""
     if settings.rule == "gpg":
-        return gpg_rewards(rewards, given.group, batch_index=given.batch, lone=settings.lone)
+        return gpg_rewards(
+            rewards,
+            given.group,
+            batch_index=given.batch,
+            f_norm=settings.gpg_norm,
+            lone=settings.lone,
+        )
     if settings.rule == "pass@k":
         return pass_at_k_rewards(
             rewards,
@@ -105,7 +135,7 @@ def _scored(settings: RewardSettings, rewards: Tensor, given: RewardInputs) -> T
         given.group,
         baseline=settings.baseline,
         divisor=divisor,
-        divisor_index=given.batch if settings.std_grouping == "batch" else None,
+        divisor_index={"batch": given.batch, "group": given.prompt}.get(settings.std_grouping),
         ddof=settings.ddof,
         epsilon=settings.epsilon,
         epsilon_place=settings.epsilon_place,
@@ -141,6 +171,10 @@ def _by_trajectory(
         scatter_sum(given.trained.double(), member, count),
         truncated=truncated,
         greedy=None if given.greedy is None else given.greedy[first],
+        kept=None if given.kept is None else given.kept[first],
+        prompt=None if given.prompt is None else given.prompt[first],
+        totals=None if given.totals is None else scatter_sum(given.totals.double(), member, count),
+        turns=None if given.turns is None else scatter_sum(given.turns, member, count),
     )
     return processed_rewards(settings, raw[first], one)[member]
 
@@ -173,4 +207,18 @@ def _shaped(settings: RewardSettings, rewards: Tensor, given: RewardInputs) -> T
             floored=settings.overlong_floored,
         )
         rewards = rewards + penalty.to(rewards.dtype)
+    if settings.bias or settings.factor != 1.0:
+        rewards = (rewards + settings.bias) * settings.factor
     return rewards
+
+
+def _less_costs(settings: RewardSettings, rewards: Tensor, given: RewardInputs) -> Tensor:
+    known: dict[str, Callable[[], Tensor | None]] = {
+        "output": lambda: given.trained,
+        "input": lambda: None if given.totals is None else given.totals - given.trained,
+        "turns": lambda: given.turns,
+    }
+    costs = [known[name]() for name in settings.costs]
+    there = [one.to(rewards.dtype) for one in costs if one is not None]
+    weights = tuple(settings.costs.values())
+    return cost_penalised_rewards(rewards, torch.stack(there, 1), given.group, weights=weights)

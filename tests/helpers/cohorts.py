@@ -127,6 +127,12 @@ def record(sample: Sample, without: Sequence[str] = (), *, step: bool = True) ->
         "greedy_reward": sample.greedy_reward,
         "trajectory_id": sample.trajectory_id,
         "fragment_index": sample.fragment_index,
+        "agent_id": sample.agent_id,
+        "episode_id": sample.episode_id,
+        "turns": sample.turns,
+        "kept_baseline": sample.kept_baseline,
+        "last_value": sample.last_value,
+        "weight_versions": sample.weight_versions,
         "source_rollout_id": sample.rollout_id if step else None,
         "source_attempt": sample.attempt if step else None,
     }

@@ -46,6 +46,10 @@ class RewardTrainer(LossTrainer):
             sums = summed_rewards(self._parts, self._given_weights, missing=settings.missing)
             for one, total in zip(self.samples, sums, strict=True):
                 one.raw_reward = float(float32([total])[0])
+        if settings.source == "token":
+            for one in self.samples:
+                total = math.fsum(one.columns["token_rewards"].double().tolist())
+                one.raw_reward = float(float32([total])[0])
         raw = [clamped(self._shaped(one), settings.clip_before) for one in self.samples]
         if settings.unit != "step":
             return raw
@@ -59,13 +63,38 @@ class RewardTrainer(LossTrainer):
             returns.append(total)
         return returns
 
+    def _less_costs(self, raw: list[float]) -> list[float]:
+        groups, weights = self.groups(), self.settings.reward.costs
+        spent = [
+            {
+                "output": sum(one.mask),
+                "input": one.prompt_length + one.length - sum(one.mask),
+                "turns": one.turns or 0,
+            }
+            for one in self.samples
+        ]
+        found = []
+        for row, group in enumerate(groups):
+            peers = [other for other, number in enumerate(groups) if number == group]
+            mean = math.fsum(raw[other] for other in peers) / len(peers)
+            share = 0.0
+            for name, weight in weights.items():
+                share += weight * spent[row][name] / max(1, *(spent[one][name] for one in peers))
+            found.append(raw[row] - mean * share)
+        return found
+
     def _scored(self, raw: list[float]) -> list[float]:
         settings = self.settings.reward
+        if settings.costs:
+            raw = self._less_costs(raw)
+        if settings.baseline == "kept":
+            pairs = zip(raw, self.samples, strict=True)
+            return [reward - (one.kept_baseline or 0.0) for reward, one in pairs]
         if settings.grouping == "none":
             return raw
         groups, batch = self.groups(), [0] * len(raw)
         if settings.rule == "gpg":
-            return gpg_rewards(raw, groups, batch, 1.0)
+            return gpg_rewards(raw, groups, batch, settings.gpg_norm)
         if settings.rule == "pass@k":
             return pass_at_k_rewards(
                 raw, groups, divide_by_std=settings.divide_by_std, epsilon=settings.epsilon
@@ -75,7 +104,7 @@ class RewardTrainer(LossTrainer):
             groups,
             baseline=settings.baseline,
             divisor=settings.divisor if settings.divide_by_std else "none",
-            divisor_index=batch if settings.std_grouping == "batch" else None,
+            divisor_index={"batch": batch, "group": self.prompts()}.get(settings.std_grouping),
             ddof=settings.ddof,
             epsilon=settings.epsilon,
             epsilon_place=settings.epsilon_place,
@@ -110,7 +139,7 @@ class RewardTrainer(LossTrainer):
             if settings.overlong_floored:
                 over = min(over, settings.overlong_buffer)
             reward += min(-over / settings.overlong_buffer * settings.overlong_penalty, 0.0)
-        return reward
+        return (reward + settings.bias) * settings.factor
 
     def groups(self) -> list[int]:
         """The group that each sample is scored in."""
@@ -121,6 +150,13 @@ class RewardTrainer(LossTrainer):
             places = [row for own in self.shares.values() for row in range(len(own))]
             size = settings.n_samples_per_prompt or 1
             keys = [(rank, row // size) for rank, row in zip(self.ranks, places, strict=True)]
+        elif settings.grouping == "agent":
+            names = [
+                (prompt, str(one.agent_id), str(one.episode_id) * alone)
+                for prompt, one in zip(self.prompts(), self.samples, strict=True)
+                for alone in [str(one.agent_id) in settings.episode_agents]
+            ]
+            return [sorted(set(names)).index(one) for one in names]
         else:
             steps = [int(one.fragment_index or 0) for one in self.samples]
             if settings.unit != "step":

@@ -40,6 +40,12 @@ class Sample:
     greedy_reward: float | None = None
     trajectory_id: str | None = None
     fragment_index: int | None = None
+    agent_id: str | None = None
+    episode_id: str | None = None
+    turns: int | None = None
+    kept_baseline: float | None = None
+    last_value: float | None = None
+    weight_versions: list[tuple[int, int, int]] | None = None
 
     @property
     def length(self) -> int:

@@ -16,12 +16,15 @@ from trajreplay.schema.settings.knobs import Kind, kinds
 
 FIELDS = [(section, name) for section, kind in SECTIONS.items() for name in kinds(kind)]
 NUMBERS = st.floats(-3e38, 3e38)
+INTERVALS = st.tuples(NUMBERS, NUMBERS).map(lambda pair: tuple(sorted(pair)))
 BY_KIND: dict[str, st.SearchStrategy[Any]] = {
     "flag": st.booleans(),
     "number": NUMBERS,
     "count": st.integers(0, 2**31),
     "weights": st.dictionaries(st.text(max_size=3), NUMBERS, max_size=3),
-    "interval": st.tuples(NUMBERS, NUMBERS).map(lambda pair: tuple(sorted(pair))),
+    "interval": INTERVALS,
+    "intervals": st.dictionaries(st.text(max_size=3), INTERVALS, max_size=3),
+    "names": st.lists(st.text(min_size=1, max_size=3), max_size=3).map(tuple),
 }
 WRONG: dict[str, tuple[Any, ...]] = {
     "name": ("", 1, True),
@@ -30,11 +33,13 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "count": (-1, 1.0, True, "8"),
     "weights": ([1.0], "a", {"a": True}, {"a": "1"}, {1: 1.0}, {"a": float("nan")}),
     "interval": ((2.0, 1.0), (1.0,), [0.0, 1.0], 0.5),
+    "intervals": ([], (0.0, 1.0), {"a": 1.0}, {"a": (2.0, 1.0)}, {1: (0.0, 1.0)}),
+    "names": ("a", ["a"], ("a", ""), ("a", 1)),
 }
 
 
 def _values(kind: Kind) -> st.SearchStrategy[Any]:
-    found = st.sampled_from(kind.known) if kind.known else BY_KIND[kind.what]
+    found = BY_KIND[kind.what] if kind.what in BY_KIND else st.sampled_from(kind.known)
     return st.none() | found if kind.optional else found
 
 

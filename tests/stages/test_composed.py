@@ -56,6 +56,7 @@ OWN = {"advantage.reward_source": "token"}
 PARTS = {"reward.weights": {"format": 0.5, "answer": 1.0}}
 APART = {**PARTS, "reward.combination": "normalise-then-sum"}
 STEPS = {"reward.unit": "step", "reward.n_samples_per_prompt": 2}
+AGENTS = {"reward.grouping": "agent", "reward.n_samples_per_prompt": None}
 
 # Changes to the plain settings, and the first stage whose numbers they change.
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
@@ -78,6 +79,37 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "overlong": ({"reward.overlong_max_length": 5, "reward.overlong_buffer": 2}, REWARD),
     "greedy": ({"reward.baseline": "greedy", "reward.divide_by_std": False}, REWARD),
     "gpg": ({"reward.rule": "gpg", "reward.divide_by_std": False}, REWARD),
+    "gpg over a norm": (
+        {"reward.rule": "gpg", "reward.divide_by_std": False, "reward.gpg_norm": 2.0},
+        REWARD,
+    ),
+    "kept": (
+        {"reward.baseline": "kept", "reward.grouping": "none", "reward.divide_by_std": False},
+        REWARD,
+    ),
+    "agents": ({**AGENTS, "reward.divide_by_std": False}, REWARD),
+    "agents of episodes": ({**AGENTS, "reward.episode_agents": ("solver",)}, REWARD),
+    "costs": (
+        {
+            "reward.costs": {"output": 0.25, "input": 0.1, "turns": 0.1},
+            "reward.divide_by_std": False,
+        },
+        REWARD,
+    ),
+    "bias and factor": (
+        {
+            "reward.bias": -0.5,
+            "reward.factor": 2.0,
+            "reward.grouping": "none",
+            "reward.n_samples_per_prompt": None,
+        },
+        REWARD,
+    ),
+    "mean of the batch, deviation of the group": (
+        {"reward.grouping": "batch", "reward.std_grouping": "group"},
+        REWARD,
+    ),
+    "sums of token rewards": ({"reward.source": "token"}, SCORE),
     "pass@k": ({"reward.rule": "pass@k"}, REWARD),
     "pass@k, plain": ({"reward.rule": "pass@k", "reward.divide_by_std": False}, REWARD),
     "components": (PARTS, SCORE),
@@ -303,6 +335,8 @@ def _shares(seed: int = 0) -> dict[int, list[Sample]]:
     for row, one in enumerate(samples):
         one.greedy_reward = 0.25 + row // 4
         one.trajectory_id, one.fragment_index = f"t-{row // 2}", 1 - row % 2
+        one.agent_id, one.episode_id = ("proposer", "solver", "solver")[row % 3], f"e-{row // 2}"
+        one.turns, one.kept_baseline = 1 + row % 3, 0.3 + 0.1 * (row % 3)
     return {0: samples[:4], 1: samples[4:]}
 
 

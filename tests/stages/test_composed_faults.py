@@ -16,6 +16,11 @@ from trajreplay import Lake, SchemaError, with_changes
 from trajreplay.stages import CohortReport
 
 Scalars = dict[int, list[Expected]]
+KEPT_BASELINE = {
+    "reward.baseline": "kept",
+    "reward.grouping": "none",
+    "reward.divide_by_std": False,
+}
 
 
 def _replayed(
@@ -104,6 +109,16 @@ def _replayed(
             "reward.clip_before is (0.0, 1.0), expected none",
         ),
         ({"reward.batch_epsilon": -1.0}, "reward.batch_epsilon"),
+        ({"reward.baseline": "kept"}, "reward.baseline is 'kept' and reward.grouping is 'group'"),
+        ({"reward.episode_agents": ("solver",)}, "reward.episode_agents"),
+        ({"reward.source": "token", "reward.weights": {"a": 1.0}}, "reward.source is 'token'"),
+        ({"reward.costs": {"time": 1.0}}, "reward.costs names 'time'"),
+        ({"reward.costs": {"turns": 1.0}, "reward.grouping": "none"}, "reward.costs"),
+        ({"reward.rule": "gpg", "reward.gpg_norm": 0.0}, "reward.gpg_norm is 0"),
+        (
+            {"reward.std_grouping": "group", "reward.unit": "step"},
+            "reward.std_grouping is 'group'",
+        ),
         ({"advantage.estimator": "opd"}, "advantage.opd_coef is 0"),
         ({"advantage.estimator": "otb", "kl.policy_source": "new"}, "kl.policy_source is 'new'"),
         ({"advantage.estimator": "remax", "advantage.gamma": 0.5}, "advantage.gamma is 0.5"),
@@ -132,6 +147,11 @@ def test_settings_that_contradict_are_refused_by_name(
     [
         ({"reward.baseline": "greedy"}, "greedy_reward"),
         ({"reward.unit": "step", "reward.n_samples_per_prompt": None}, "fragment_index"),
+        ({"reward.grouping": "agent"}, "agent_id"),
+        ({"reward.grouping": "agent", "reward.episode_agents": ("solver",)}, "episode_id"),
+        ({"reward.costs": {"turns": 0.1}}, "turns"),
+        ({**KEPT_BASELINE}, "kept_baseline"),
+        ({"reward.source": "token"}, "token_rewards"),
         ({"advantage.reward_source": "token"}, "token_rewards"),
         ({"advantage.estimator": "remax"}, "greedy_reward"),
         ({"advantage.estimator": "otb"}, "sum_pi_squared"),
@@ -145,7 +165,8 @@ def test_what_lacks_a_column_is_refused_by_its_name(
     def change(shares: dict[int, list[Sample]], scalars: Scalars) -> None:
         for one in (one for own in shares.values() for one in own):
             one.columns.pop(column, None)
-            one.greedy_reward = one.fragment_index = None
+            if hasattr(one, column):
+                setattr(one, column, None)
 
     cohort = _replayed(lake, {}, told, change)
     assert cohort.verdict in ("refused", "diverged")

@@ -99,6 +99,9 @@ def test_a_change_of_nothing_and_of_an_unknown_setting_are_refused(lake: Lake) -
         ("loss.dual_clip=3", 3.0),
         ("reward.clip_after=-10,10", (-10.0, 10.0)),
         ("loss.aggregation=token-mean", "token-mean"),
+        ("reward.weights=a: 1;b:0.5", {"a": 1.0, "b": 0.5}),
+        ("reward.costs=", {}),
+        ("reward.episode_agents=solver, judge", ("solver", "judge")),
     ],
 )
 def test_a_change_is_read_as_its_setting_holds_it(text: str, value: object) -> None:
@@ -115,6 +118,8 @@ def test_a_change_is_read_as_its_setting_holds_it(text: str, value: object) -> N
         ("reward.divide_by_std=1", "expected true or false"),
         ("reward.clip_after=3,1", "expected a pair"),
         ("reward.epsilon=none", "expected a number"),
+        ("reward.weights=1", "expected an object of numbers"),
+        ("reward.costs=time:1", "expected output, input, turns"),
     ],
 )
 def test_a_change_that_is_none_says_what_one_is(text: str, said: str) -> None:
