@@ -21,7 +21,7 @@ from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.tables import ROLLOUTS, SAMPLE_TABLES, SPANS, STEPS
 
-PIECE_TOKENS = 1 << 22
+PIECE_TOKENS = 1 << 23
 PIECE_ROWS = 1 << 13  # so few that DuckDB takes the sums of a sample in one thread, in order
 _KEPT_ROLLOUTS = 32
 _IDENTITY = ("source_attempt", "source_rollout_id", "sample_id")
@@ -158,7 +158,8 @@ class Reading:
             if column == self.pair.trainer and origin:
                 version = origin.weight_version
         complete = pc.and_(*(pc.is_valid(found[column]) for column in self.pair.columns))
-        self.samples_without += len(rows) - (complete.true_count or 0)
+        lacking = len(rows) - (complete.true_count or 0)
+        self.samples_without += lacking
         lengths = pc.list_value_length(found["loss_mask"])
         for column in self.pair.columns:
             if pc.any(pc.not_equal(pc.list_value_length(found[column]), lengths)).as_py():
@@ -167,7 +168,7 @@ class Reading:
                     hint="Shards of a context-parallel rank are compared where the mask is that "
                     "of the shard; capture it beside them.",
                 )
-        return pa.table(
+        piece = pa.table(
             [
                 pa.nulls(len(rows), pa.int32()),
                 self._keys(entry, lengths),
@@ -178,7 +179,8 @@ class Reading:
                 pa.repeat(pa.scalar(version, pa.int64()), len(rows)),
             ],
             schema=PIECE,
-        ).filter(complete)
+        )
+        return piece.filter(complete) if lacking else piece
 
     def _keys(self, entry: Entry, lengths: pa.Array) -> pa.Array:
         key = entry.key

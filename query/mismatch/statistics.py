@@ -18,7 +18,7 @@ LOG_RATIO_LIMIT = 20.0  # verl and slime clamp a log-ratio to it before they squ
 
 # Tokens up to here are near: what they add is a series in d, of which only the powers are summed.
 # It is exact to 2e-14, cheap, and keeps the digits that exp(d) - 1 - d loses where d is small.
-NEAR = 0.0625
+NEAR = 0.125
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,9 @@ class PartialSum:
 
     Args:
         name: Its name.
-        sql: The expression that is taken; over far tokens of `d`, `a` = |d|, `e` = exp(d), `v` = e
-            with |d| at most 20, `k3`, `reverse` = k3 of -d, `x` = the trainer's log-prob.
+        sql: The expression that is taken; over far tokens of `d`, `a` = |d|, `e` = exp(d), `i` =
+            exp(-d), `v` = e with |d| at most 20, `k3`, `reverse` = k3 of -d, `x` = the trainer's
+            log-prob.
         taken: Whether the values are summed, those that hold counted, or the smallest or largest
             is kept.
         near: What near tokens add, from `POWERS`.
@@ -57,21 +58,22 @@ POWERS = {
     "n": "count(*)",
     "x": "sum(x)",
     "equal": "count_if(d = 0)",
-    **{f"d{power}": f"sum(d{' * h' * (power // 2)})" for power in (1, 3, 5, 7)},
-    **{f"a{power}": f"sum(a{' * h' * (power // 2)})" for power in (1, 3, 5, 7)},
-    **{f"h{power}": f"sum({' * '.join('h' * power)})" for power in (1, 2, 3, 4)},
+    **{f"d{power}": f"sum(d{' * h' * (power // 2)})" for power in (1, 3, 5, 7, 9)},
+    **{f"a{power}": f"sum(a{' * h' * (power // 2)})" for power in (1, 3, 5, 7, 9)},
+    **{f"h{power}": f"sum({' * '.join('h' * power)})" for power in (1, 2, 3, 4, 5)},
     "low": "min(d)",
     "high": "max(d)",
     "far": "max(a)",
 }
-_EVEN = "(h1 / 2 + h2 / 24 + h3 / 720 + h4 / 40320)"  # cosh(d) - 1
-_ODD = "(d3 / 6 + d5 / 120 + d7 / 5040)"  # sinh(d) - d
-_ODD_ABS = "(a3 / 6 + a5 / 120 + a7 / 5040)"
+_EVEN = "(h1 / 2 + h2 / 24 + h3 / 720 + h4 / 40320 + h5 / 3628800)"  # cosh(d) - 1
+_ODD = "(d3 / 6 + d5 / 120 + d7 / 5040 + d9 / 362880)"  # sinh(d) - d
+_ODD_ABS = "(a3 / 6 + a5 / 120 + a7 / 5040 + a9 / 362880)"
 _SQUARED = (  # exp(2 d) - 1
     "(2 * d1 + 2 * h1 + 8 * d3 / 6 + 16 * h2 / 24 + 32 * d5 / 120 + 64 * h3 / 720 "
-    "+ 128 * d7 / 5040 + 256 * h4 / 40320)"
+    "+ 128 * d7 / 5040 + 256 * h4 / 40320 + 512 * d9 / 362880 + 1024 * h5 / 3628800)"
 )
 _WEIGHT = f"(n + d1 + {_EVEN} + {_ODD})"
+_BOXED = "least(greatest(e, 1 / {cap}), {cap})"
 TOKEN_SUMS = (
     PartialSum("n", "true", "count", "n"),
     PartialSum("d", "d", near="d1"),
@@ -82,16 +84,17 @@ TOKEN_SUMS = (
     PartialSum("worse", "greatest(k3, reverse)", near=f"{_EVEN} + {_ODD_ABS}"),  # k3 of |d|
     PartialSum(
         "js",
-        "a / 2 + ln(1 + exp(-a)) - ln(2)",
-        near="h1 / 8 - h2 / 192 + h3 / 2880 - h4 * 17 / 645120",  # log(cosh(d / 2))
+        "a / 2 + ln(1 + least(e, i)) - ln(2)",
+        # log(cosh(d / 2))
+        near="h1 / 8 - h2 / 192 + h3 / 2880 - h4 * 17 / 645120 + h5 * 31 / 14515200",
     ),
     PartialSum("w", "e", near=_WEIGHT),
     PartialSum("vv", "v * v - 1", near=_SQUARED),
     PartialSum("v2", "v * v", near=f"n + {_SQUARED}"),
     PartialSum("w_cut", "least(e, {cap})", near=_WEIGHT),
     PartialSum("w_high", "e > {cap}", "count"),
-    PartialSum("w_box", "least(greatest(e, 1 / {cap}), {cap})", near=_WEIGHT),
-    PartialSum("w_box2", "least(greatest(e, 1 / {cap}), {cap}) ** 2", near=f"n + {_SQUARED}"),
+    PartialSum("w_box", _BOXED, near=_WEIGHT),
+    PartialSum("w_box2", f"{_BOXED} * {_BOXED}", near=f"n + {_SQUARED}"),
     PartialSum("x", "x", near="x"),
     PartialSum("equal", "d = 0", "count", "equal"),
     PartialSum("odd", "not isfinite(d)", "count"),

@@ -8,13 +8,14 @@ exact until they are rounded once (`math.fsum`), in pieces whose bounds depend o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import duckdb
 import pyarrow as pa
 
+from trajreplay.query.mismatch.quantiles import exact_quantiles
 from trajreplay.query.mismatch.statistics import (
     LOG_RATIO_LIMIT,
     NEAR,
@@ -43,9 +44,9 @@ _VERSION = """, unnest(CASE
   END) AS used"""
 # What is reckoned of every far token; not the others, so that exp is taken of few.
 _FAR = """
-SELECT *, e - 1 - d AS k3, exp(-d) - 1 + d AS reverse,
+SELECT *, e - 1 - d AS k3, i - 1 + d AS reverse,
        CASE WHEN a <= {limit} THEN e ELSE exp(least(greatest(d, -{limit}), {limit})) END AS v
-FROM (SELECT *, exp(d) AS e FROM ({valid}) WHERE NOT a <= {near})"""
+FROM (SELECT *, exp(d) AS e, exp(-d) AS i FROM ({valid}) WHERE NOT a <= {near})"""
 
 
 class Place(NamedTuple):
@@ -184,9 +185,10 @@ class TokenSums:
         statement = self.plan.statement(versioned=versioned)
         kept = f"INSERT INTO deltas {self.plan.differences(versioned=versioned)}"
 
-        def work() -> pa.Table:
+        def work() -> dict[str, list[Any]]:
             self.connection.register("piece", piece)
-            found = self.connection.sql(statement).to_arrow_table()
+            arrays = self.connection.execute(statement).fetchnumpy()
+            found = {name: values.tolist() for name, values in arrays.items()}
             self.connection.execute(kept).fetchall()
             if versioned and not self.plan.any_version:
                 valid = self.connection.execute("SELECT sum(list_sum(mask)) FROM piece")
@@ -195,21 +197,22 @@ class TokenSums:
 
         found = self.run(work)
         if versioned and not self.plan.any_version:
-            self.of_other_version -= sum(found["n"].to_pylist())
+            self.of_other_version -= int(sum(found["n"]))
         self._keep(piece["key"].to_pylist(), found)
 
-    def _keep(self, keys: Sequence[int], found: pa.Table) -> None:
-        columns = {name: found[name].to_pylist() for name in found.column_names}
+    def _keep(self, keys: Sequence[int], columns: Mapping[str, list[Any]]) -> None:
         rows: dict[Place, list[int]] = {}
-        unsplit = [None] * len(found)
+        unsplit = [None] * len(columns["row"])
         split = [columns.get(name, unsplit) for name in ("position", "version")]
         for row, (sample, *place) in enumerate(zip(columns["row"], *split, strict=True)):
             rows.setdefault(Place(keys[sample], *place), []).append(row)
-        sums = list(self.plan.sums) + ([] if self.plan.by_token else _OF_SEQUENCES)
+        sums = [(one.name, one) for one in self.plan.sums]
+        if not self.plan.by_token:
+            sums += [(f"{one.name}_of", one) for one in SEQUENCE_SUMS]
         for where, chosen in rows.items():
             taken = {
-                one.name: taken_together(one, list(map(columns[_column(one)].__getitem__, chosen)))
-                for one in sums
+                one.name: taken_together(one, list(map(columns[name].__getitem__, chosen)))
+                for name, one in sums
             }
             self.parts.setdefault(where, []).append(taken)
 
@@ -235,22 +238,14 @@ class TokenSums:
 
         def work() -> list[Any]:
             if one_group:
-                plain = f"SELECT quantile_cont(a, {wanted}) FROM deltas"
-                (found,) = self.connection.execute(plain).fetchall()
-                return [(next(iter(group_of.values())), found[0])]
+                found = exact_quantiles(self.connection, "deltas", "a", wanted)
+                return [(next(iter(group_of.values())), found)]
             self.connection.register("groups", groups)
             return self.connection.execute(
                 f"SELECT g, quantile_cont(a, {wanted}) FROM deltas JOIN groups ON {same} GROUP BY g"
             ).fetchall()
 
         return dict(self.run(work)) if group_of else {}
-
-
-_OF_SEQUENCES = list(SEQUENCE_SUMS)
-
-
-def _column(one: PartialSum) -> str:
-    return f"{one.name}_of" if one in SEQUENCE_SUMS else one.name
 
 
 def taken_together(one: PartialSum, values: Sequence[float]) -> float:
