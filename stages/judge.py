@@ -91,12 +91,12 @@ def replay_tasks(
         for batch in _batches(ordered, budget):
             for kind in ("rollout", "step"):
                 found = [load(task) for task in batch if task.captures.kind == kind]
-                _judge([one for one in found if isinstance(one, LoadedCohort)], sources)
+                judge_cohorts([one for one in found if isinstance(one, LoadedCohort)], sources)
                 reports += [one.report if isinstance(one, LoadedCohort) else one for one in found]
             if progress is not None:
                 progress(len(reports), len(ordered))
     for report in reports:
-        _finish(report)
+        finish_report(report)
     return sorted(reports, key=lambda report: report.place)
 
 
@@ -127,7 +127,13 @@ def _batches(tasks: list[Task], budget: int) -> Iterator[list[Task]]:
         yield batch
 
 
-def _judge(cohorts: list[LoadedCohort], sources: Sources) -> None:
+def judge_cohorts(cohorts: list[LoadedCohort], sources: Sources) -> None:
+    """Run all stages of cohorts that are in memory, those of one plan packed together.
+
+    Args:
+        cohorts: Rollouts or steps; their reports get what is found.
+        sources: The rollouts that steps consumed from.
+    """
     ready = []
     for cohort in cohorts:
         if not cohort.table.num_rows:
@@ -229,7 +235,7 @@ def _remember(block: Block, sources: Sources) -> None:
             sources.remember(place, name, rows)
 
 
-def _finish(report: CohortReport) -> None:
+def finish_report(report: CohortReport) -> None:
     """Put stages in order, and let findings of severity error make their stage diverge."""
     for finding in report.findings:
         if finding.severity != "error" or finding.stage is None:

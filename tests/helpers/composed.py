@@ -3,7 +3,7 @@
 It shares no code with the kernels: each rule is written from what the frameworks publish.
 """
 
-from tests.helpers.composed_corrections import Rows, clamped, float32
+from tests.helpers.composed_corrections import Rows, clamped
 from tests.helpers.composed_losses import divergence
 from tests.helpers.composed_rewards import RewardTrainer
 from tests.helpers.reference_advantages import (
@@ -31,23 +31,23 @@ class ComposedTrainer(RewardTrainer):
             [self._kl(p, r) if settings.kl.coef else 0.0 for p, r in zip(ps, rs, strict=True)]
             for ps, rs in zip(policy, self.column("ref_log_probs"), strict=True)
         ]
-        for one, row in zip(self.samples, kl, strict=True):
-            one.columns["kl"] = float32(row)
+        self.record("kl", kl)
         advantages, returns = self._estimated(self.column("kl"))
         if settings.advantage.opd_coef:
             advantages = self._distilled(advantages)
             returns = advantages if settings.advantage.estimator == "opd" else returns
         if settings.advantage.whiten != "none":
             advantages = self._whitened(advantages)
-        for one, row, target in zip(self.samples, advantages, returns, strict=True):
+        rows = []
+        for one, row in zip(self.samples, advantages, strict=True):
             faults = (
                 one.columns["message_faults"].tolist() if "message_faults" in one.columns else []
             )
-            clipped = [
-                clamped(value, settings.advantage.clip) for value in self._overridden(faults, row)
-            ]
-            one.columns["advantages"] = float32(clipped)
-            one.columns["returns"] = float32(target)
+            rows.append(
+                [clamped(value, settings.advantage.clip) for value in self._overridden(faults, row)]
+            )
+        self.record("advantages", rows)
+        self.record("returns", returns)
 
     def _distilled(self, advantages: Rows) -> Rows:
         coef, policy = self.settings.advantage.opd_coef, self.settings.kl.policy_source

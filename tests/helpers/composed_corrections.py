@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from functools import cached_property
 
+import numpy as np
 import torch
 
 from tests.helpers import reference_means
@@ -31,7 +32,7 @@ def clamped(value: float, bounds: tuple[float, float] | None) -> float:
 
 def float32(values: Sequence[float]) -> torch.Tensor:
     """Values as a training in float32 records them."""
-    return torch.tensor(values, dtype=torch.float64).float()
+    return torch.from_numpy(np.array(values, np.float64).astype(np.float32))
 
 
 class LossRows:
@@ -47,17 +48,26 @@ class LossRows:
         self.shares = shares
         self.samples: list[Sample] = [one for own in shares.values() for one in own]
         self.ranks = [rank for rank, own in shares.items() for _ in own]
+        self._columns: dict[str, Rows] = {}
 
     def column(self, name: str) -> Rows:
         """A token column of every sample."""
-        return [one.columns[name].double().tolist() for one in self.samples]
+        if name not in self._columns:
+            self._columns[name] = [one.columns[name].double().tolist() for one in self.samples]
+        return self._columns[name]
 
-    @property
+    def record(self, name: str, rows: Rows) -> None:
+        """Give every sample a token column, as float32 holds it."""
+        self._columns.pop(name, None)
+        for one, row in zip(self.samples, rows, strict=True):
+            one.columns[name] = float32(row)
+
+    @cached_property
     def masks(self) -> Rows:
         """The loss mask of every sample."""
         return [[float(m) for m in one.mask] for one in self.samples]
 
-    @property
+    @cached_property
     def batches(self) -> list[int]:
         """The micro-batch of every sample, numbered over all ranks."""
         keys = [
@@ -103,7 +113,7 @@ class LossRows:
         kept = self.settings.loss.rejection_denominator == "kept"
         return self.summed if kept else self.masks
 
-    @property
+    @cached_property
     def _gaps(self) -> Rows:
         pairs = zip(self.column("old_log_probs"), self.column("rollout_log_probs"), strict=True)
         return [[o - r for o, r in zip(*pair, strict=True)] for pair in pairs]

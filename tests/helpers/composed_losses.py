@@ -4,8 +4,10 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from tests.helpers.cohorts import Expected
-from tests.helpers.composed_corrections import clamped, float32
+from tests.helpers.composed_corrections import clamped
 from tests.helpers.composed_surrogates import SurrogateRows
 
 
@@ -117,8 +119,7 @@ class LossTrainer(SurrogateRows):
         found = {}
         for rank, own in rows.items():
             values = {
-                name: float(float32([self._scalar(stage, name, terms, own)])[0])
-                for name in terms[0]
+                name: float(np.float32(self._scalar(stage, name, terms, own))) for name in terms[0]
             }
             meaning = {"scope": "rank", "reduction": loss.batch_reduction}
             found[rank] = [Expected(values, meaning, stage)]

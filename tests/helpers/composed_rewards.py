@@ -128,7 +128,9 @@ class RewardTrainer(LossTrainer):
             missing=settings.missing,
             baseline=settings.baseline,
             divisor=settings.divisor if settings.divide_by_std else "none",
+            ddof=settings.ddof,
             epsilon=settings.epsilon,
+            lone=settings.lone,
         )
 
     def _shaped(self, sample: Sample) -> float:

@@ -206,6 +206,8 @@ def decoupled_rewards(
     baseline: str,
     divisor: str,
     epsilon: float,
+    ddof: int = 1,
+    lone: str = "zero",
 ) -> list[float]:
     """Normalise every component, add up, normalise the sums of every batch."""
     scored = [
@@ -214,7 +216,9 @@ def decoupled_rewards(
             group_index,
             baseline=baseline,
             divisor=divisor,
+            ddof=ddof,
             epsilon=epsilon,
+            lone=lone,
             missing=missing,
         )
         for k in range(len(weights))
@@ -238,7 +242,7 @@ def decoupled_rewards(
             continue
         mean = math.fsum(sums[j] for j in members) / len(members)
         squares = math.fsum((sums[j] - mean) ** 2 for j in members)
-        std = math.sqrt(squares / (len(members) - 1))
+        std = math.sqrt(squares / (len(members) - ddof))
         result.append((one - mean) / (std + batch_epsilon or 1.0))
     return result
 

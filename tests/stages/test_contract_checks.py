@@ -8,11 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.helpers.cohorts import capture
-from tests.helpers.healthy import write_training
 from tests.helpers.scenes import WAY
 from tests.helpers.trainer import Sample, Trainer
 from trajreplay import Lake
@@ -215,21 +212,6 @@ def test_what_differs_little_is_no_shift(lake: Lake) -> None:
         values = one.columns["old_log_probs"] + torch.from_numpy(drift).float()
         one.columns["rollout_log_probs"] = values.clamp(max=-1e-4)
     assert [one for one in _findings(lake, samples) if one.severity == "error"] == []
-
-
-@given(st.integers(0, 10**6))
-def test_healthy_trainings_raise_no_alarm(
-    tmp_path_factory: pytest.TempPathFactory, seed: int
-) -> None:
-    lake = Lake.create(tmp_path_factory.mktemp("healthy") / "lake")
-    for number in range(4):
-        write_training(lake, seed * 4 + number, f"run-{number}")
-    report = lake.replay()
-    errors = [
-        one for cohort in report.cohorts for one in cohort.findings if one.severity == "error"
-    ]
-    assert errors == []
-    assert {cohort.verdict for cohort in report.cohorts} <= {"pass", "precision"}
 
 
 def test_settings_are_only_read(lake: Lake) -> None:

@@ -1,13 +1,25 @@
+"""Ten thousand healthy cohorts, of every profile and much between them, raise no alarm."""
+
+import os
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.healthy import write_training
+from tests.helpers.healthy_composed import Draw, judged, trained
+from tests.stages.test_composed import CHANGES, STAGES
 from trajreplay import Lake
-from trajreplay.stages import Report
+from trajreplay.schema.settings import PROFILES
+from trajreplay.stages import CohortReport, Report
 
-COHORTS, LAKES = 1000, 8
+COHORTS, LAKES = 400, 4
+# Under each profile, and under none: so many settings are drawn, and so many cohorts of each.
+DRAWS, EACH = 22, 50
+# How many times as many to draw, for a longer look.
+TIMES = int(os.environ.get("TRAJREPLAY_HEALTHY_TIMES", "1"))
+NAMED = {name: changes for name, (changes, _) in CHANGES.items()}
 
 
 def _replayed(lake: Lake, first_seed: int, cohorts: int) -> Report:
@@ -21,12 +33,42 @@ def _replayed(lake: Lake, first_seed: int, cohorts: int) -> Report:
     return report
 
 
+def _alarms(cohorts: Sequence[CohortReport]) -> list[CohortReport]:
+    """Cohorts that did not pass, or of which a check says that something is wrong."""
+    return [
+        one
+        for one in cohorts
+        if one.verdict not in ("pass", "precision")
+        or any(found.severity == "error" for found in one.findings)
+    ]
+
+
 @pytest.mark.parametrize("number", range(LAKES))
-def test_a_thousand_healthy_cohorts_raise_no_alarm(tmp_path: Path, number: int) -> None:
-    report = _replayed(Lake.create(tmp_path / "lake"), 10_000 * number, COHORTS // LAKES)
-    alarms = [one.to_json() for one in report.cohorts if one.verdict not in ("pass", "precision")]
-    found = Counter(one.verdict for one in report.cohorts)
-    print(f"{found['pass']} pass, {found['precision']} precision")  # noqa: T201
+def test_healthy_runs_in_a_lake_raise_no_alarm(tmp_path: Path, number: int) -> None:
+    report = _replayed(Lake.create(tmp_path / "lake"), 10_000 * number, TIMES * COHORTS // LAKES)
+    alarms = [one.to_json() for one in _alarms(report.cohorts)]
     assert not alarms, alarms[0]
     assert report.exit_code == 0
+    found = Counter(one.verdict for one in report.cohorts)
     assert found["pass"] > found["precision"]
+
+
+@pytest.mark.parametrize("profile", [None, *PROFILES])
+def test_ten_thousand_healthy_cohorts_raise_no_alarm(tmp_path: Path, profile: str | None) -> None:
+    """Nine sets of eleven hundred, each under a profile that is changed here and there."""
+    compared = 0
+    first = 100_000 * [None, *PROFILES].index(profile)
+    for seed in range(first, first + TIMES * DRAWS):
+        draw = Draw(seed, NAMED, STAGES)
+        settings = draw.settings(profile)
+        drawn = []
+        for _ in range(EACH):
+            shares = draw.shares(settings)
+            drawn.append((shares, trained(settings, shares)))
+        reports = judged(tmp_path / str(seed), settings, drawn, STAGES)
+        alarms = [one.to_json() for one in _alarms(reports)]
+        assert not alarms, (seed, settings, alarms[0])
+        assert all({one.stage for one in cohort.stages} == {*STAGES} for cohort in reports)
+        assert all(one.compared for cohort in reports for one in cohort.stages)
+        compared += len(reports)
+    assert compared == TIMES * DRAWS * EACH
