@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     exit_codes={0: "All of it is in the lake.", 1: "", 3: "Something was refused."},
     example="trajreplay import relax-bundle runs/replay-bundles",
 )
-@click.argument("kind", type=ImportKind(), help="What the files are: relax-bundle.")
+@click.argument(
+    "kind", type=ImportKind(), help="What the files are, such as relax-bundle or nemo-rl."
+)
 @click.argument(
     "paths",
     nargs=-1,

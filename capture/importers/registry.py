@@ -17,6 +17,12 @@ GROUP = "trajreplay.importers"
 # Kind: where its importer is; loaded when it is asked for.
 BUILT_IN = {
     "relax-bundle": "trajreplay.capture.importers.bundles:RELAX_BUNDLE",
+    "nemo-rl": "trajreplay.capture.importers.nemo_rl:NEMO_RL",
+    "prime-rl-export": "trajreplay.capture.importers.prime_rl:PRIME_RL_EXPORT",
+    "prime-rl-rollout": "trajreplay.capture.importers.prime_rl_transport:PRIME_RL_ROLLOUT",
+    "verl": "trajreplay.capture.importers.verl:VERL",
+    "trl": "trajreplay.capture.importers.trl:TRL",
+    "areal": "trajreplay.capture.importers.areal:AREAL",
 }
 
 

@@ -76,6 +76,16 @@ def stated(options: ImportOptions, stages: Mapping[str, str], *, grouped: bool) 
     return Statement(with_changes(base.settings, changes), tuple(contracts), facts)
 
 
+def trivial(lack: str) -> dict[str, str]:
+    """The claims of the stages that almost any file passes: worth a verdict only beside another.
+
+    Args:
+        lack: What the stage lacks that would be beside them; empty where it lacks nothing.
+    """
+    reason = lack and f"nothing else can be recomputed, and so this proves nothing: {lack}"
+    return dict.fromkeys(("sample", "reward.raw"), reason)
+
+
 def groups_by_position(options: ImportOptions, samples: int, where: str) -> list[str | None]:
     """The groups of samples of which a file records none: as the user states them, else unknown.
 

@@ -1,0 +1,128 @@
+"""Importer of the trajectories that AReaL dumps as text: `rollout/<version>/<task>.jsonl`.
+
+Source: WorkflowExecutor._dump_trajectory of areal/infra/workflow_executor.py, 1.0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from trajreplay.capture.importers.json_lines import first_names, objects
+from trajreplay.capture.importers.places import below, is_plain_file, run_of
+from trajreplay.capture.importers.registry import Importer, ImportOptions
+from trajreplay.capture.importers.stating import refuse_statements, stated
+from trajreplay.capture.importers.texts import NO_TOKENS
+from trajreplay.schema.bundles import fields as read
+from trajreplay.schema.bundles.fields import Fields
+from trajreplay.schema.bundles.folder import is_folder
+from trajreplay.schema.bundles.record import CaptureRecord
+from trajreplay.schema.errors import DatasetError
+from trajreplay.schema.identity import ProducerInfo
+from trajreplay.schema.records import SampleRecord
+
+_NUMBER = re.compile(r"(0|[1-9][0-9]{0,17})")
+_VALIDATION = "eval-rollout"
+_NAMES = (
+    *("task_id", "sample_idx", "seqlen", "prompt_len", "head_version", "tail_version"),
+    *("reward", "prompt", "completion"),
+)
+_LACKS = dict.fromkeys(
+    ("sample", "reward.raw", "reward.post_process", "advantage.estimate", "loss.policy"), NO_TOKENS
+)
+_FACTS = {
+    "loss_mask": "not recorded: 0 throughout",
+    "short_groups": "samples without a trained last token are left out where they are written",
+}
+
+
+def _find(path: Path) -> Iterable[Path]:
+    asked = path.absolute()
+    if _is_dump(asked):
+        return [asked.parent] if _NUMBER.fullmatch(asked.parent.name) else []
+    return below(path, _is_version)
+
+
+def _is_dump(path: Path) -> bool:
+    named = path.suffix == ".jsonl" and is_plain_file(path)
+    return named and {"task_id", "sample_idx", "tail_version"} <= first_names(path)
+
+
+def _is_version(folder: Path) -> bool:
+    if not _NUMBER.fullmatch(folder.name) or not is_folder(folder):
+        return False
+    return any(_is_dump(one) for one in folder.iterdir())
+
+
+def _read(path: Path, options: ImportOptions) -> Sequence[CaptureRecord]:
+    if options.group_by_position is not None:
+        only = ImportOptions(group_by_position=options.group_by_position)
+        refuse_statements(only, "a task is a group, and its id is recorded")
+    version = int(path.name)
+    samples: list[SampleRecord] = []
+    notes: dict[str, None] = {}
+    for file in sorted(one for one in path.iterdir() if _is_dump(one)):
+        for one in objects(file, allow_nan=True):
+            samples.append(_sample(one, version, file))
+            odd = one.unknown(_NAMES)
+            if odd:
+                notes[
+                    f"{path}: {', '.join(map(read.shown, odd[:5]))} have no column: not taken"
+                ] = None
+    names = {one.sample_id for one in samples}
+    if len(names) != len(samples):
+        raise DatasetError(
+            f"{path}: {len(samples)} lines of {len(names)} samples, expected one of each",
+            hint="The files are not what was written: get them again from where they were logged.",
+            path=str(path),
+        )
+    said = stated(options, _LACKS, grouped=True)
+    kind = path.parent
+    return [
+        CaptureRecord(
+            run_id=run_of(options, kind.parent, validation=kind.name == _VALIDATION),
+            rollout_id=version,
+            step_id=None,
+            settings=said.settings,
+            samples=tuple(samples),
+            stages=said.stages,
+            producer=ProducerInfo(
+                role="rollout", framework="areal", extra={**_FACTS, **said.facts}
+            ),
+            notes=tuple(notes),
+        )
+    ]
+
+
+def _sample(one: Fields, version: int, file: Path) -> SampleRecord:
+    """Read a sample. Its head version is -1: that is how tokens of the prompt are marked."""
+    found = one.get("tail_version", read.coordinate)
+    if found != version:
+        raise one.error("tail_version", f"is {found}", f"{version}, as its folder is named")
+    task = one.tree.get("task_id")
+    if type(task) not in (int, str) or str(task) != file.stem:
+        raise one.error("task_id", f"is {read.shown(task)}", f"{file.stem}, as the file is named")
+    total, prompt = one.get("seqlen", read.count), one.get("prompt_len", read.count)
+    if prompt > total:
+        raise one.error("prompt_len", f"is {prompt}", f"at most seqlen = {total}")
+    return SampleRecord(
+        f"task-{task}/{one.get('sample_idx', read.count)}",
+        total - prompt,
+        total,
+        np.zeros(total - prompt, np.uint8),
+        group_id=f"task-{task}",
+        raw_reward=one.get("reward", read.number),
+        prompt=one.get("prompt", read.text),
+        response=one.get("completion", read.text),
+    )
+
+
+AREAL = Importer(
+    kind="areal",
+    doc="Trajectories that AReaL dumps as text: rollout/<version>/<task>.jsonl.",
+    find=_find,
+    read=_read,
+)

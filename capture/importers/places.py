@@ -1,0 +1,81 @@
+"""Where the files of a dump lie: at or below a path, opened safely, and of which run they are."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from trajreplay.capture.importers.registry import ImportOptions
+from trajreplay.schema.bundles.folder import is_folder
+from trajreplay.schema.errors import DatasetError, SchemaError
+from trajreplay.schema.identity import check_id
+from trajreplay.schema.localstore import LocalStore
+
+_SEARCH_DEPTH = 8
+_NUMBER = re.compile(r"([0-9]+)")
+VALIDATION = "-val"  # ends the run of samples that were scored and never trained on
+
+
+def below(path: Path, wanted: Callable[[Path], bool], depth: int = _SEARCH_DEPTH) -> Iterator[Path]:
+    """The files or folders at or below a path that are wanted, those of lower numbers first.
+
+    No link is followed, nothing inside a wanted folder is looked at, and names that begin with a
+    dot are passed over.
+    """
+    path = path.absolute()
+    if wanted(path):
+        yield path
+    elif depth and is_folder(path):
+        for child in sorted(_children(path), key=_in_order):
+            if not child.name.startswith("."):
+                yield from below(child, wanted, depth - 1)
+
+
+def _children(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError as error:
+        raise DatasetError(
+            f"{folder} cannot be listed: {error.strerror}", path=str(folder)
+        ) from error
+
+
+def is_plain_file(path: Path) -> bool:
+    """Whether a path is a file itself, and no link or device; what cannot be looked at is none."""
+    try:
+        return path.is_file() and not path.is_symlink()
+    except OSError:
+        return False
+
+
+def opened(path: Path) -> BinaryIO:
+    """Open a regular file for reading.
+
+    Raises:
+        DatasetError: It is missing, a link, or no regular file.
+    """
+    return os.fdopen(LocalStore(path.parent).open(path.name), "rb")
+
+
+def run_of(options: ImportOptions, folder: Path, *, validation: bool = False) -> str:
+    """The run that captures are of: what the user says, else the name of a folder.
+
+    What was scored for validation is a run of its own: it counts rollouts as the training does.
+
+    Raises:
+        SchemaError: The folder's name cannot be the id of a run.
+    """
+    name = options.run or folder.absolute().name
+    try:
+        return check_id("run_id", name + VALIDATION * validation)
+    except SchemaError as error:
+        raise SchemaError(error.message, hint="Give the run a name: --run ID") from error
+
+
+def _in_order(path: Path) -> list[tuple[int, str]]:
+    """A key by which `step_10` comes after `step_9`."""
+    parts = _NUMBER.split(path.name)
+    return [(int(one), "") if one.isdecimal() else (-1, one) for one in parts]

@@ -1,0 +1,158 @@
+"""Importer of the completions that TRL logs: `completions_<step>.parquet`, text and rewards.
+
+Source: GRPOTrainer.log of trl/trainer/grpo_trainer.py, 1.16.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from trajreplay.capture.importers.completions import (
+    NAMES,
+    check_columns,
+    is_completions,
+    is_reward,
+    odd,
+    read_table,
+    repeats,
+    step_of,
+)
+from trajreplay.capture.importers.places import below, run_of
+from trajreplay.capture.importers.registry import Importer, ImportOptions
+from trajreplay.capture.importers.stating import Statement, stated, trivial
+from trajreplay.capture.importers.texts import TEXT_ALONE, grouped_texts
+from trajreplay.schema.bundles.record import CaptureRecord
+from trajreplay.schema.identity import ProducerInfo
+from trajreplay.schema.records import SampleRecord
+from trajreplay.schema.settings import with_changes
+
+_FOLDER = "completions"  # inside the folder of the training's output
+_NO_TOKENS = "no value of a token is recorded"
+_NO_WEIGHTS = "the weights of the rewards are not recorded: --state reward.weights=NAME:WEIGHT;..."
+_MERGED = (
+    "samples of equal prompts may be of several groups, which TRL takes by position: state their "
+    "size with --group-by-position"
+)
+_WEIGHTS = "reward.weights"
+
+
+def _find(path: Path) -> Iterator[Path]:
+    """The files, those that repeat the one before them under the name of the first of these."""
+    if is_completions(path.absolute()):
+        yield _first(path.absolute())
+        return
+    last: Path | None = None
+    for one in below(path, is_completions):
+        if last is None or last.parent != one.parent or not repeats(one, last):
+            yield one
+        last = one
+
+
+def _first(path: Path) -> Path:
+    """The first of the files beside one that hold its rows, one after the other."""
+    beside = list(below(path.parent, is_completions, 1))
+    place = beside.index(path)
+    while place and repeats(beside[place], beside[place - 1]):
+        place -= 1
+    return beside[place]
+
+
+def _read(path: Path, options: ImportOptions) -> Sequence[CaptureRecord]:
+    step, table, folder = step_of(path), read_table(path), path.parent
+    check_columns(path, table, step)
+    rewards = [name for name in table.column_names if is_reward(table, name)]
+    weights = options.changes.get(_WEIGHTS)
+    if weights is not None:
+        _check_weights(path, weights, rewards)
+        rewards = list(weights)
+    samples = list(_samples(table, rewards))
+    grouped, facts = grouped_texts(
+        samples, [str(one.prompt) for one in samples], options, str(path)
+    )
+    said = _claimed(options, grouped, stated_weights=weights is not None)
+    settings = said.settings
+    if weights is None:
+        settings = with_changes(settings, {_WEIGHTS: dict.fromkeys(rewards, 1.0)})
+        facts["unstated"] = _WEIGHTS
+    same = list(_followers(path))
+    note = f"{path}: {', '.join(same)} hold the same rows, and are not counted again"
+    others = [one for one in table.column_names if one not in (*NAMES, *rewards)]
+    left = f"{path}: {', '.join(others[:8])} are no rewards: not taken"
+    return [
+        CaptureRecord(
+            run_id=run_of(options, folder.parent if folder.name == _FOLDER else folder),
+            rollout_id=step,
+            step_id=None,
+            settings=settings,
+            samples=grouped,
+            stages=said.stages,
+            producer=ProducerInfo(
+                role="driver", framework="trl", extra={**TEXT_ALONE, **facts, **said.facts}
+            ),
+            notes=(*([note] if same else []), *([left] if others else [])),
+        )
+    ]
+
+
+def _followers(path: Path) -> Iterator[str]:
+    """The files after one that repeat it."""
+    beside = list(below(path.parent, is_completions, 1))
+    for one in beside[beside.index(path) + 1 :]:
+        if not repeats(one, path):
+            return
+        yield one.name
+
+
+def _check_weights(path: Path, weights: Any, rewards: Sequence[str]) -> None:
+    unknown = sorted(set(weights) - set(rewards))
+    if unknown:
+        raise odd(path, f"has no rewards {', '.join(unknown[:5])}: it has {', '.join(rewards)}")
+
+
+def _samples(table: pa.Table, rewards: Sequence[str]) -> Iterator[SampleRecord]:
+    values = {name: table[name].to_pylist() for name in rewards}
+    prompts, completions = (table[name].to_pylist() for name in ("prompt", "completion"))
+    for row, advantage in enumerate(table["advantage"].to_pylist()):
+        yield SampleRecord(
+            f"s-{row}",
+            0,
+            0,
+            [],
+            reward=advantage,
+            reward_components={name: one[row] for name, one in values.items()},
+            prompt=prompts[row],
+            response=completions[row],
+        )
+
+
+def _claimed(
+    options: ImportOptions, samples: Sequence[SampleRecord], *, stated_weights: bool
+) -> Statement:
+    """What is claimed: rewards, where weights and groups are known for what they are."""
+    size = options.changes.get("reward.n_samples_per_prompt")
+    sizes = set(Counter(one.group_id for one in samples).values())
+    lack = "" if stated_weights else _NO_WEIGHTS
+    if options.group_by_position is None and sizes != {size}:
+        lack = lack or _MERGED
+    if any(one.reward is None for one in samples):
+        lack = lack or "the advantages of some samples are missing"
+    claims = {
+        **trivial(lack),
+        "reward.post_process": lack,
+        "advantage.estimate": _NO_TOKENS,
+        "loss.policy": _NO_TOKENS,
+    }
+    return stated(options, claims, grouped=True)
+
+
+TRL = Importer(
+    kind="trl",
+    doc="Completions that TRL logs with log_completions: completions_<step>.parquet.",
+    find=_find,
+    read=_read,
+)
