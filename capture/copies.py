@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import sys
 import threading
 from collections import defaultdict
@@ -16,21 +17,29 @@ from trajreplay.schema.errors import CaptureError
 if TYPE_CHECKING:
     import torch
 
-Rows = list[Any]  # one value a sample: its tokens as a tensor, array, list or `Cut`, or None
 _LEAST_VALUES = 1024
 
 
-class Cut(NamedTuple):
-    """A row of a padded copy that is cut when it is written: views cost more than the copy."""
+class Block(NamedTuple):
+    """Copied values of some samples; cut into rows when they are written, not before.
+
+    Args:
+        held: All of them packed, or padded to (samples, tokens), or a list with one for each.
+        lengths: Tokens of each sample; None where `held` is a list.
+    """
 
     held: Any
-    row: int
-    length: int
+    lengths: Sequence[int] | None
 
-
-def cut(rows: Rows) -> Rows:
-    """The same rows, each as a value of its own."""
-    return [one.held[one.row, : one.length] if type(one) is Cut else one for one in rows]
+    def rows(self) -> list[Any]:
+        """One value a sample: its tokens as a tensor, array or list, or None."""
+        held, lengths = self
+        if lengths is None:
+            return list(held)
+        if held.ndim == 2:
+            return [held[row, :length] for row, length in enumerate(lengths)]
+        ends = list(itertools.accumulate(lengths))
+        return [held[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
 
 class Slots:
@@ -87,8 +96,8 @@ class Copier:
         self._slots.give_back(self._taken)
         self._taken = []
 
-    def rows(self, name: str, values: Any, lengths: Sequence[int]) -> Rows:
-        """Copy a column; its rows are views of the copy, or become so by `cut`.
+    def block(self, name: str, values: Any, lengths: Sequence[int]) -> Block:
+        """Copy a column of some samples.
 
         Args:
             name: The column, for messages.
@@ -101,72 +110,65 @@ class Copier:
         """
         dimensions = getattr(values, "ndim", None)
         if dimensions == 2:
-            return self._padded(name, values, lengths)
+            rows, width = values.shape
+            if rows != len(lengths):
+                raise _odd_form(name, f"has {rows} rows for {len(lengths)} samples")
+            if rows and max(lengths) > width:
+                raise _odd_form(name, f"has {width} columns for a sample of {max(lengths)} tokens")
+            return Block(self._whole(values), lengths)
         if dimensions == 1 and getattr(values, "dtype", None) != np.dtype(object):
-            return self._packed(name, values, lengths)
+            if len(values) != sum(lengths):
+                raise _odd_form(name, f"has {len(values)} packed values for {sum(lengths)} tokens")
+            return Block(self._whole(values), lengths)
         if dimensions is not None or isinstance(values, (str, bytes)):
             raise _odd_form(name, f"has {dimensions} dimensions")
         if len(values) != len(lengths):
             raise _odd_form(name, f"has {len(values)} rows for {len(lengths)} samples")
-        if all(_is_torch(one) and one.ndim == 1 for one in values):
-            dtypes = {one.dtype for one in values}
-            if len(dtypes) == 1:
-                return self._joined(values, dtypes.pop())
-        return [self.value(one) for one in values]
+        return self._joined(values) or Block([self.value(one) for one in values], None)
 
     def value(self, value: Any) -> Any:
         """Copy one value of any make."""
         if _is_torch(value):
-            return self._flat(value.detach()).view(value.shape)
+            return self._whole(value)
         self.held_bytes += getattr(value, "nbytes", 8 * len(value) if value is not None else 0)
         return copy.copy(value)
 
-    def _padded(self, name: str, values: Any, lengths: Sequence[int]) -> Rows:
-        rows, width = values.shape
-        if rows != len(lengths):
-            raise _odd_form(name, f"has {rows} rows for {len(lengths)} samples")
-        if max(lengths, default=0) > width:
-            raise _odd_form(name, f"has {width} columns for a sample of {max(lengths)} tokens")
-        held = self._whole(values)
-        return [Cut(held, row, length) for row, length in enumerate(lengths)]
-
-    def _packed(self, name: str, values: Any, lengths: Sequence[int]) -> Rows:
-        if len(values) != sum(lengths):
-            raise _odd_form(name, f"has {len(values)} packed values for {sum(lengths)} tokens")
-        held = self._whole(values)
-        if _is_torch(held):
-            return list(held.split(list(lengths)))
-        return np.split(held, np.cumsum(lengths)[:-1]) if lengths else []
-
     def _whole(self, values: Any) -> Any:
-        if _is_torch(values):
-            return self._flat(values.detach()).view(values.shape)
-        held = np.array(values)
-        self.held_bytes += held.nbytes
+        if not _is_torch(values):
+            array = np.array(values)
+            self.held_bytes += array.nbytes
+            return array
+        held = _shaped(self._slot(values.dtype, values.numel()), values.shape)
+        held.copy_(values.detach())
         return held
 
-    def _flat(self, values: torch.Tensor) -> torch.Tensor:
-        held = self._slot(values.dtype, values.numel())
-        held.copy_(values.reshape(-1))
-        return held
-
-    def _joined(self, values: Sequence[torch.Tensor], dtype: torch.dtype) -> Rows:
-        import torch
-
-        lengths = [len(one) for one in values]
-        held = self._slot(dtype, sum(lengths))
-        detached = [one.detach() for one in values]
-        if all(one.device.type == "cpu" for one in detached):
-            torch.cat(detached, out=held)
-        else:
-            held.copy_(torch.cat(detached))
-        return list(held.split(lengths))  # type: ignore[no-untyped-call]
+    def _joined(self, values: Sequence[Any]) -> Block | None:
+        """Copies of many small tensors in one; None where they are not of one kind."""
+        if not values or not _is_torch(values[0]):
+            return None
+        torch, dtype, lengths = sys.modules["torch"], values[0].dtype, []
+        for one in values:
+            if type(one) is not torch.Tensor or one.dtype is not dtype or one.ndim != 1:
+                return None
+            lengths.append(one.numel())
+        held = _shaped(self._slot(dtype, sum(lengths)), (sum(lengths),))
+        with torch.no_grad():
+            if all(one.is_cpu for one in values):
+                torch.cat(values, out=held)
+            else:
+                held.copy_(torch.cat(values))
+        return Block(held, lengths)
 
     def _slot(self, dtype: torch.dtype, count: int) -> torch.Tensor:
         slot = self._slots.take(dtype, count)
         self._taken.append(slot)
         self.held_bytes += slot.nbytes
-        return slot[:count]
+        return slot
+
+
+def _shaped(slot: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """The beginning of a slot in a shape, by one operation where a slice and a view are two."""
+    return slot.as_strided(shape, (shape[1], 1) if len(shape) == 2 else (1,) * len(shape))
 
 
 def _is_torch(value: Any) -> bool:

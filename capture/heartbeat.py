@@ -30,8 +30,8 @@ class Beat:
     rollout_id: int
     step_id: int
     _losses: dict[int | None, Any] = field(default_factory=dict)
-    _rewards: list[float] = field(default_factory=list)
-    _truncated: list[bool] = field(default_factory=list)
+    _rewards: list[float | None] = field(default_factory=list)
+    _truncated: list[bool | None] = field(default_factory=list)
 
     def micro_batch(
         self, index: int | None, samples: Sequence[SampleRecord], scalars: Mapping[str, Any]
@@ -43,11 +43,8 @@ class Beat:
         if hasattr(loss, "detach"):  # read when it is written: nothing waits for a device here
             loss = loss.detach().clone()
         self._losses[index] = loss
-        for one in samples:
-            if one.raw_reward is not None and not math.isnan(one.raw_reward):
-                self._rewards.append(one.raw_reward)
-            if one.truncated is not None:
-                self._truncated.append(one.truncated)
+        self._rewards += [one.raw_reward for one in samples]
+        self._truncated += [one.truncated for one in samples]
 
     def fields(self) -> dict[str, Any]:
         """The fields of its heartbeat; numbers on a device are not waited for."""
@@ -55,10 +52,12 @@ class Beat:
         losses = list(self._losses.values())
         if losses and all(one is not None for one in losses):
             found["loss"] = losses  # what was propagated back adds up to the loss of the step
-        if self._rewards:
-            found["reward_mean"] = sum(self._rewards) / len(self._rewards)
-        if self._truncated:
-            found["truncation_rate"] = sum(self._truncated) / len(self._truncated)
+        rewards = [one for one in self._rewards if one is not None and not math.isnan(one)]
+        truncated = [one for one in self._truncated if one is not None]
+        if rewards:
+            found["reward_mean"] = sum(rewards) / len(rewards)
+        if truncated:
+            found["truncation_rate"] = sum(truncated) / len(truncated)
         return found
 
 

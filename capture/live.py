@@ -7,7 +7,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from trajreplay.capture.copies import Copier, Slots
 from trajreplay.capture.heartbeat import Beat, Heartbeats, problem_of_end
@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 
 Level = Literal["rollout", "step"]
 Stages = Sequence["str | StageContract"]
-_Method = TypeVar("_Method", bound=Callable[..., None])
 
 
-def _guarded(method: _Method) -> _Method:
+def _guarded(method: Callable[..., None]) -> Callable[..., None]:
     """Keep whatever goes wrong in a method from the trainer that calls it."""
 
     @functools.wraps(method)
@@ -37,7 +36,7 @@ def _guarded(method: _Method) -> _Method:
         except Exception as error:  # noqa: BLE001 - a training never fails for its recorder
             self.failed(method.__name__, error)
 
-    return cast(_Method, call)
+    return call
 
 
 class LiveRecorder(Recorder):
@@ -230,6 +229,30 @@ class LiveRecorder(Recorder):
             yield
         except Exception as error:  # noqa: BLE001 - as of a guarded method
             self.failed(where, error)
+
+    @contextmanager
+    def rollout(self, rollout_id: int, **options: Any) -> Iterator[None]:
+        """As of `Recorder`."""
+        self.begin_rollout(rollout_id, **options)
+        with self._dropping("rollout"):
+            yield
+        self.end_rollout()
+
+    @contextmanager
+    def step(self, rollout_id: int, step_id: int, **options: Any) -> Iterator[None]:
+        """As of `Recorder`."""
+        self.begin_step(rollout_id, step_id, **options)
+        with self._dropping("step"):
+            yield
+        self.end_step()
+
+    @contextmanager
+    def _dropping(self, level: Level) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self.drop(f"the {level} ended with {reason_of(error)}")
+            raise
 
     def failed(self, where: str, error: Exception) -> None:
         """Give up what was being recorded, and warn once; raise where that is asked for."""

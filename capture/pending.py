@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from trajreplay.capture.copies import Copier, Rows, cut
+from trajreplay.capture.copies import Block, Copier
 from trajreplay.schema.errors import CaptureError, listed
 from trajreplay.schema.records import SampleRecord
 from trajreplay.schema.tables import length_column
@@ -37,12 +37,12 @@ class Pending:
     held: bool = False
     problems: list[str] = field(default_factory=list)
     _samples: list[SampleRecord] = field(default_factory=list)
-    _masks: Rows = field(default_factory=list)
     _micro_batches: list[str | None] = field(default_factory=list)
-    _columns: dict[str, Rows] = field(default_factory=dict)
+    # Values of list columns, the masks among them, by the row that is their first.
+    _columns: dict[str, dict[int, Block]] = field(default_factory=dict)
     _origins: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     _scalars: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    _batches: dict[int, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
+    _batches: dict[int, tuple[int, list[str]]] = field(default_factory=dict)
     _losses: set[tuple[int, str]] = field(default_factory=set)
 
     def __str__(self) -> str:
@@ -81,25 +81,28 @@ class Pending:
 
         Args:
             samples: One record per sample.
-            columns: Values of list columns, in a form that `Copier.rows` knows.
+            columns: Values of list columns, in a form that `Copier.block` knows; `loss_mask` among
+                them is taken instead of those of the records.
             origins: By column of log-probs, its `source`, `temperature` and `weight_version`.
             micro_batch_id: The micro-batch that they are; that of each record if omitted.
 
         Raises:
             CaptureError: A column does not fit the samples.
         """
-        at, lengths = len(self._samples), _lengths(samples)
-        masks = [one.loss_mask for one in samples]
-        copied_masks = self.copier.rows("loss_mask", masks, lengths["response_length"])
-        copied = self._copied(lengths, columns)
+        at, lengths = len(self._samples), [one.response_length for one in samples]
+        masks = columns.get("loss_mask")
+        if masks is None:
+            masks = [one.loss_mask for one in samples]
+        copied = self._copied(samples, lengths, {**columns, "loss_mask": masks})
         self._samples += samples
-        self._masks += copied_masks
         self._micro_batches += [micro_batch_id] * len(samples)
-        for name, rows in copied.items():
-            column = self._columns.setdefault(name, [])
-            column += [None] * (at - len(column))  # of micro-batches that had no such column
-            column += rows
+        self._keep(at, copied)
         self._origins |= origins or {}
+
+    def _keep(self, at: int, copied: Mapping[str, Block]) -> None:
+        if at < len(self._samples):  # a micro-batch without rows has none to begin at
+            for name, block in copied.items():
+                self._columns.setdefault(name, {})[at] = block
 
     def micro_batch(
         self,
@@ -122,7 +125,7 @@ class Pending:
                 hint="Number the micro-batches of a step; a forward pass that is repeated to save "
                 "memory keeps its number.",
             )
-        ids = tuple(one.sample_id for one in samples)
+        ids = [one.sample_id for one in samples]
         name = MICRO_BATCH_ID.format(index)
         if index not in self._batches:
             at = len(self._samples)
@@ -158,21 +161,26 @@ class Pending:
         origins: Mapping[str, Mapping[str, Any]] | None,
     ) -> None:
         """Add columns to a micro-batch that the other loss has brought."""
-        for name, rows in self._copied(_lengths(samples), columns).items():
-            column = self._columns.setdefault(name, [])
-            column += [None] * (len(self._samples) - len(column))
-            if all(one is None for one in column[at : at + len(rows)]):
-                column[at : at + len(rows)] = rows
+        missing = {
+            name: values
+            for name, values in columns.items()
+            if at not in self._columns.get(name, {})
+        }
+        lengths = [one.response_length for one in samples]
+        if samples:
+            self._keep(at, self._copied(samples, lengths, missing))
         self._origins |= origins or {}
 
     def _copied(
-        self, lengths: Mapping[str, list[int]], columns: Mapping[str, Any]
-    ) -> dict[str, Rows]:
-        return {
-            name: self.copier.rows(name, values, lengths[length_column(name)])
-            for name, values in columns.items()
-            if values is not None
-        }
+        self, samples: Sequence[SampleRecord], lengths: list[int], columns: Mapping[str, Any]
+    ) -> dict[str, Block]:
+        copied = {}
+        for name, values in columns.items():
+            if values is not None:
+                total = length_column(name) == "total_length"
+                tokens = [one.total_length for one in samples] if total else lengths
+                copied[name] = self.copier.block(name, values, tokens)
+        return copied
 
     def write(self, capture: CaptureBuilder) -> None:
         """Hand everything over to a builder.
@@ -180,25 +188,27 @@ class Pending:
         Raises:
             TrajReplayError: It cannot be represented.
         """
-        rows = zip(self._samples, cut(self._masks), self._micro_batches, strict=True)
+        columns = dict(self._columns)
+        masks = self._rows(columns.pop("loss_mask", {}))
+        rows = zip(self._samples, masks, self._micro_batches, strict=True)
         capture.samples(
             [
                 replace(one, loss_mask=mask, micro_batch_id=name or one.micro_batch_id)
                 for one, mask, name in rows
             ]
         )
-        for name, held in self._columns.items():
-            column = cut(held) + [None] * (len(self._samples) - len(held))
-            capture.tensor(name, column, **self._origins.get(name, {}))
+        for name, blocks in columns.items():
+            capture.tensor(name, self._rows(blocks), **self._origins.get(name, {}))
         for stage, scalars in self._scalars:
             capture.expected(stage, **scalars)
 
-
-def _lengths(samples: Sequence[SampleRecord]) -> dict[str, list[int]]:
-    return {
-        "response_length": [int(one.response_length) for one in samples],
-        "total_length": [int(one.total_length) for one in samples],
-    }
+    def _rows(self, blocks: Mapping[int, Block]) -> list[Any]:
+        """One value a sample; None of a micro-batch that had no such column."""
+        found: list[Any] = [None] * len(self._samples)
+        for at, block in blocks.items():
+            rows = block.rows()
+            found[at : at + len(rows)] = rows
+        return found
 
 
 _MEANING = ("scale", "denominator", "numerator")  # what is told of scalars beside them

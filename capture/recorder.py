@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Self
-
-from trajreplay.capture.reasons import reason_of
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trajreplay.schema import RecomputeConfig, SampleRecord, Settings, StageContract
@@ -17,7 +15,7 @@ class Recorder:
 
     No method raises, waits for a disk, or keeps what it is given: tensors are copied when they
     are handed over, and whatever goes wrong is warned of once and noted in the lake, where the
-    capture then is one that was dropped, with the reason.
+    capture then is one that was dropped, with the reason. What has a default is given by name.
 
     Attributes:
         enabled: Whether anything is recorded. A recorder that is not costs a call and looks at
@@ -25,13 +23,14 @@ class Recorder:
         attempt: The attempt of the run.
     """
 
+    # No parameter is for keywords alone: a call that does nothing takes most of its time to look up
+    # the defaults of those, one by one.
     enabled = False
     attempt = 0
 
     def begin_rollout(
         self,
         rollout_id: int,
-        *,
         settings: Settings | RecomputeConfig | None = None,
         stages: Sequence[str | StageContract] | None = None,
         cohort_size: int | None = None,
@@ -48,7 +47,6 @@ class Recorder:
     def record(
         self,
         samples: Sequence[SampleRecord],
-        *,
         origins: Mapping[str, Mapping[str, Any]] | None = None,
         **columns: Any,
     ) -> None:
@@ -57,7 +55,8 @@ class Recorder:
         Args:
             samples: One record each.
             origins: By column of log-probs, its source, temperature and weight_version.
-            columns: Per-token values: one tensor per sample, packed, or padded to (samples, T).
+            columns: Values of any list column: one tensor per sample, packed, or padded to
+                (samples, T). A `loss_mask` here is taken instead of those of the records.
         """
 
     def end_rollout(self) -> None:
@@ -67,7 +66,6 @@ class Recorder:
         self,
         rollout_id: int,
         step_id: int,
-        *,
         settings: Settings | RecomputeConfig | None = None,
         stages: Sequence[str | StageContract] | None = None,
         cohort_size: int | None = None,
@@ -86,8 +84,11 @@ class Recorder:
         self,
         micro_batch: int | None,
         samples: Sequence[SampleRecord],
-        *,
         scalars: Mapping[str, Any] | None = None,
+        log_probs: Any = None,
+        old_log_probs: Any = None,
+        advantages: Any = None,
+        ref_log_probs: Any = None,
         reduction: str = "mean",
         scale: float = 1.0,
         denominator: float | None = None,
@@ -102,19 +103,25 @@ class Recorder:
             samples: One record per sample.
             scalars: `loss`, and others of the stage that the trainer computes: pg_loss,
                 entropy_loss, pg_clipfrac, ppo_kl, kl_loss.
+            log_probs: As of `columns`.
+            old_log_probs: As of `columns`.
+            advantages: As of `columns`.
+            ref_log_probs: As of `columns`.
             reduction: What they are over the micro-batch: mean or sum.
             scale: Factor inside them, such as 1 / accumulation steps.
             denominator: What a mean divides by, if not by what the micro-batch has.
             origins: By column of log-probs, its source, temperature and weight_version.
-            columns: Per-token values, as of `record`.
+            columns: Values of any other list column, as of `record`.
         """
 
     def record_value_loss(
         self,
         micro_batch: int | None,
         samples: Sequence[SampleRecord],
-        *,
         scalars: Mapping[str, Any] | None = None,
+        values: Any = None,
+        returns: Any = None,
+        old_values: Any = None,
         reduction: str = "mean",
         scale: float = 1.0,
         denominator: float | None = None,
@@ -123,7 +130,7 @@ class Recorder:
         """Record the value loss of a micro-batch; arguments as of `record_policy_loss`."""
 
     def record_scalars(
-        self, stage: str, scalars: Mapping[str, Any], *, scope: str = "rank", **meaning: Any
+        self, stage: str, scalars: Mapping[str, Any], scope: str = "rank", **meaning: Any
     ) -> None:
         """Record scalars of the open step over the whole rank or cohort.
 
@@ -179,33 +186,21 @@ class Recorder:
     def retire(self) -> None:
         """End recording because another recorder takes its place; notes no clean end."""
 
-    @contextmanager
-    def guard(self, where: str) -> Iterator[None]:
+    def guard(self, where: str) -> AbstractContextManager[None]:
         """A block of an integration: an exception in it is warned of and drops what is open.
 
         Args:
             where: What the block does, for the warning and the reason.
         """
-        yield
+        return _NOTHING
 
-    @contextmanager
-    def rollout(self, rollout_id: int, **options: Any) -> Iterator[Self]:
+    def rollout(self, rollout_id: int, **options: Any) -> AbstractContextManager[None]:
         """`begin_rollout` and `end_rollout` around a block; an exception drops the capture."""
-        self.begin_rollout(rollout_id, **options)
-        try:
-            yield self
-        except BaseException as error:
-            self.drop(f"the rollout ended with {reason_of(error)}")
-            raise
-        self.end_rollout()
+        return _NOTHING
 
-    @contextmanager
-    def step(self, rollout_id: int, step_id: int, **options: Any) -> Iterator[Self]:
+    def step(self, rollout_id: int, step_id: int, **options: Any) -> AbstractContextManager[None]:
         """`begin_step` and `end_step` around a block; an exception drops the capture."""
-        self.begin_step(rollout_id, step_id, **options)
-        try:
-            yield self
-        except BaseException as error:
-            self.drop(f"the step ended with {reason_of(error)}")
-            raise
-        self.end_step()
+        return _NOTHING
+
+
+_NOTHING: AbstractContextManager[None] = nullcontext()

@@ -9,15 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trajreplay import CaptureError
-from trajreplay.capture.copies import Copier, Slots, cut
+from trajreplay.capture.copies import Block, Copier, Slots
 
 LENGTHS = st.lists(st.integers(0, 70), max_size=5)
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.int64])
 
 
-def bits(rows: list[Any]) -> list[bytes]:
+def bits(held: Block | list[Any]) -> list[bytes]:
     """Each row as its bytes."""
-    tensors = [torch.as_tensor(one).contiguous() for one in cut(rows)]
+    rows = held.rows() if isinstance(held, Block) else held
+    tensors = [torch.as_tensor(one).contiguous() for one in rows]
     return [one.view(torch.uint8).numpy().tobytes() if one.numel() else b"" for one in tensors]
 
 
@@ -44,14 +45,14 @@ def test_rows_are_the_same_bits_whatever_form_they_come_in(
     rows = [(100 * torch.randn(length)).to(dtype) for length in lengths]
     copier = Copier(Slots(1 << 20))
     for values in forms(rows).values():
-        assert bits(copier.rows("log_probs", values, lengths)) == bits(rows)
+        assert bits(copier.block("log_probs", values, lengths)) == bits(rows)
 
 
 @given(lengths=LENGTHS.filter(any), form=st.sampled_from(["list", "packed", "padded", "strided"]))
 def test_what_a_trainer_does_to_its_tensor_later_is_not_seen(lengths: list[int], form: str) -> None:
     rows = [torch.randn(length, requires_grad=False) for length in lengths]
     values = forms(rows)[form]
-    held = Copier(Slots(1 << 20)).rows("log_probs", values, lengths)
+    held = Copier(Slots(1 << 20)).block("log_probs", values, lengths)
     for one in values if isinstance(values, list) else [values]:
         one.fill_(9.0)
     assert bits(held) == bits(rows)
@@ -61,16 +62,16 @@ def test_what_a_trainer_does_to_its_tensor_later_is_not_seen(lengths: list[int],
 def test_a_tensor_in_a_graph_is_copied_without_it(length: int) -> None:
     leaf = torch.randn(2, length, requires_grad=True)
     for values in (leaf * 2, list(leaf * 2)):
-        held = Copier(Slots(1 << 20)).rows("log_probs", values, [length] * 2)
-        assert not any(one.requires_grad for one in cut(held))
+        held = Copier(Slots(1 << 20)).block("log_probs", values, [length] * 2)
+        assert not any(one.requires_grad for one in held.rows())
 
 
 def test_other_makes_than_tensors_are_copied_too() -> None:
     array, packed, listed = np.arange(6.0).reshape(2, 3), np.arange(3.0), [[1.0, 2.0], None]
     copier = Copier(Slots(1 << 20))
-    padded = cut(copier.rows("kl", array, [3, 1]))
-    split = copier.rows("kl", packed, [1, 2])
-    lists = copier.rows("kl", listed, [2, 1])
+    padded = copier.block("kl", array, [3, 1]).rows()
+    split = copier.block("kl", packed, [1, 2]).rows()
+    lists = copier.block("kl", listed, [2, 1]).rows()
     array[:], packed[:] = -1.0, -1.0
     listed[0].append(3.0)  # type: ignore[union-attr]
     assert [one.tolist() for one in (*padded, *split)] == [[0, 1, 2], [3], [0], [1, 2]]
@@ -84,17 +85,17 @@ def test_other_makes_than_tensors_are_copied_too() -> None:
 )
 def test_values_that_do_not_fit_the_samples_are_refused(values: Any) -> None:
     with pytest.raises(CaptureError, match="log_probs has"):
-        Copier(Slots(0)).rows("log_probs", values, [2, 2])
+        Copier(Slots(0)).block("log_probs", values, [2, 2])
 
 
 def test_memory_is_used_again_and_bounded() -> None:
     slots = Slots(1 << 16)
     first = Copier(slots)
-    (row,) = cut(first.rows("kl", torch.ones(1, 2000), [2000]))
+    (row,) = first.block("kl", torch.ones(1, 2000), [2000]).rows()
     first.release()
-    (again,) = cut(Copier(slots).rows("kl", torch.zeros(1, 1500), [1500]))
+    (again,) = Copier(slots).block("kl", torch.zeros(1, 1500), [1500]).rows()
     assert again.data_ptr() == row.data_ptr()
     wide = Copier(slots)
-    (big,) = cut(wide.rows("kl", torch.ones(1, 1 << 15), [1 << 15]))
+    (big,) = wide.block("kl", torch.ones(1, 1 << 15), [1 << 15]).rows()
     wide.release()  # 128 KiB do not stay
     assert slots.take(torch.float32, 1 << 15).data_ptr() != big.data_ptr()

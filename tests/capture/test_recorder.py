@@ -2,13 +2,14 @@
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.helpers.cohorts import record
+from tests.helpers.cohorts import STEP_COLUMNS, record
 from tests.helpers.recorded import (
     captured,
     enabled,
@@ -19,7 +20,7 @@ from tests.helpers.recorded import (
     switched,
 )
 from tests.helpers.scenes import WAY, drawn
-from tests.helpers.trainer import Sample
+from tests.helpers.trainer import Sample, Trainer
 from trajreplay import CaptureError, Lake, capture
 from trajreplay.capture import CaptureWarning, Recorder
 
@@ -105,6 +106,31 @@ def test_columns_of_some_micro_batches_are_null_in_the_others(lake: Lake) -> Non
     recorder.close()
     found = lake.sql("select ref_log_probs is null as none from steps order by row").arrow()
     assert found["none"].to_pylist() == [True, True, False, False, *[True] * 4]
+
+
+def test_masks_are_handed_over_as_a_column_too(lake: Lake) -> None:
+    recorder, samples = enabled(lake), drawn()
+    whole = [record(one, ("micro_batch_id",)) for one in samples]
+    records = [replace(one, loss_mask=()) for one in whole]
+    masks = torch.nn.utils.rnn.pad_sequence(
+        [torch.tensor(list(one.loss_mask)) for one in whole], batch_first=True
+    )
+    columns: dict[str, Any] = {
+        name: [one.columns[name] for one in samples] for name in STEP_COLUMNS
+    }
+    with recorder.step(0, 0):
+        recorder.record_policy_loss(0, [], scalars={"loss": 0.0})  # a rank may have no rows
+        recorder.record_policy_loss(
+            1,
+            records,
+            scalars=Trainer(WAY).loss(samples),
+            reduction="sum",
+            loss_mask=masks,
+            **columns,
+        )
+    recorder.close()
+    found = lake.sql("select loss_mask from steps order by row").arrow()["loss_mask"].to_pylist()
+    assert found == [list(one.loss_mask) for one in whole]
 
 
 def test_what_is_not_selected_is_not_copied(lake: Lake) -> None:
