@@ -42,7 +42,7 @@ VERBS = {
     ),
     "watch": (
         "trajreplay.cli.watch",
-        "Follow a lake that is being written, and replay each cohort as it becomes whole.",
+        "Follow a lake that is being written, and replay and gate each cohort as it becomes whole.",
     ),
     "diff": (
         "trajreplay.cli.diff",

@@ -15,14 +15,17 @@ from trajreplay.cli.values import json_text
 from trajreplay.cli.verb import Verb
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from trajreplay.stages import CohortReport
+    from trajreplay.stages.gate import CheckVerdict, Policy
 
 
 @click.command(
     cls=Verb,
     exit_codes={
         0: "With --once: every cohort that was new passes.",
-        1: "A cohort diverged, with --once or --fail-fast.",
+        1: "A cohort diverged or fails the policy, with --once or --fail-fast.",
         3: "With --once: none diverged, and one was refused or is unverified.",
     },
     example="trajreplay watch --fail-fast --state watch.json",
@@ -38,7 +41,15 @@ if TYPE_CHECKING:
     "begin with what is in the lake.",
 )
 @click.option(
-    "--fail-fast", is_flag=True, help="End at the first cohort that diverged. Default: go on."
+    "--policy",
+    metavar="POLICY",
+    help="Hold every cohort against the checks of a TOML file, or of router-replay, replay-clean, "
+    "mismatch-baseline, that one cohort can fail. Default: replay alone.",
+)
+@click.option(
+    "--fail-fast",
+    is_flag=True,
+    help="End at the first cohort that diverged or fails the policy. Default: go on.",
 )
 @click.option("--once", is_flag=True, help="Report what is whole now, and end. Default: go on.")
 @click.option(
@@ -63,6 +74,7 @@ def watch(
     run: str | None,
     attempt: int | None,
     state_path: Path | None,
+    policy: str | None,
     fail_fast: bool,
     once: bool,
     interval: float,
@@ -70,7 +82,7 @@ def watch(
     quiet: bool,
     verbose: bool,
 ) -> None:
-    """Follow a lake that is being written, and replay each cohort as it becomes whole.
+    """Follow a lake that is being written, and replay and gate each cohort as it becomes whole.
 
     A cohort is reported once, when every expected rank has committed it or given it up; a step
     waits for its rollouts. Ends on Ctrl-C.
@@ -83,20 +95,24 @@ def watch(
     seen = load_state(state_path, lake.path) if state_path else set()
     if seen and not quiet:
         click.echo(f"reported before: {counted(len(seen), 'cohort')}", err=True)
-    following = lake.watch(run, attempt=attempt, seen=seen)
+    following = lake.watch(run, attempt=attempt, seen=seen, policy=_policy(policy))
     worst = 0
     while True:
         for one in following.poll():
-            line = json_text(one.to_json()) if format_name == "ndjson" else watch_line(one)
-            click.echo(line)
+            checks = following.gate(one)
+            if format_name == "ndjson":
+                held = {"gate": [vars(check) for check in checks]} if policy else {}
+                click.echo(json_text(one.to_json() | held))
+            else:
+                click.echo(watch_line(one, checks))
             following.done(one)
             if state_path:
                 save_state(state_path, lake.path, following.seen)
-            if one.verdict == "diverged":
+            if one.verdict == "diverged" or any(check.verdict == "fail" for check in checks):
                 worst = DIFFERS
             elif one.verdict in ("refused", "unverified"):
                 worst = worst or REFUSED
-            if fail_fast and one.verdict == "diverged":
+            if fail_fast and worst == DIFFERS:
                 click.get_current_context().exit(DIFFERS)
         if once:
             if following.pending and not quiet:
@@ -105,12 +121,23 @@ def watch(
         time.sleep(interval)
 
 
-def watch_line(one: CohortReport) -> str:
-    """A cohort in a line: its verdict and, where it is none to be glad of, why."""
+def _policy(named: str | None) -> Policy | None:
+    """The policy; steps are counted over a run, not here."""
+    if named is None:
+        return None
+    from trajreplay.stages.gate import load_gate_policy
+
+    return load_gate_policy(named, run="intermediate")
+
+
+def watch_line(one: CohortReport, checks: Sequence[CheckVerdict] = ()) -> str:
+    """A cohort in a line: its verdict, the checks that fail and, where there is need, why."""
     step = "" if one.step_id is None else f" step {one.step_id}"
     attempt = f" attempt {one.attempt}" if one.attempt else ""
     name = f"{one.run_id}{attempt} rollout {one.rollout_id}{step}"
-    return printable(f"{name}: {one.verdict}{_why(one)}")
+    failing = [check for check in checks if check.verdict == "fail" and check.check != "replay"]
+    told = "".join(f"; fails {check.check}: {check.reason}" for check in failing)
+    return printable(f"{name}: {one.verdict}{_why(one)}{told}")
 
 
 def _why(one: CohortReport) -> str:

@@ -16,6 +16,7 @@ from trajreplay.query.lineage import lineages
 from trajreplay.schema.errors import DatasetError, QueryError
 from trajreplay.schema.identity import DATA
 from trajreplay.schema.store import Store
+from trajreplay.stages.gate import CheckVerdict, CohortGate, Policy
 from trajreplay.stages.plan import replay
 from trajreplay.stages.report import CohortReport
 
@@ -33,6 +34,10 @@ class Watch:
         attempt: Only what this attempt's lineage shows.
         seen: Cohorts that were reported; no other is reported twice.
         pending: Cohorts of the last look that wait for captures.
+        policy: What every cohort is held against; `gate` says nothing without one.
+
+    Raises:
+        QueryError: The policy demands nothing of a single cohort.
     """
 
     store: Store
@@ -40,6 +45,11 @@ class Watch:
     attempt: int | None = None
     seen: set[Cohort] = field(default_factory=set)
     pending: int = 0
+    policy: Policy | None = None
+
+    def __post_init__(self) -> None:
+        self._gate = None if self.policy is None else CohortGate(self.policy)
+        self._catalog: Catalog | None = None
 
     def poll(self) -> list[CohortReport]:
         """Look once: the reports of cohorts that became whole, or can never be, in order.
@@ -49,7 +59,7 @@ class Watch:
         Raises:
             DatasetError: The lake cannot be listed.
         """
-        catalog = Catalog.open(self.store)
+        catalog = self._catalog = Catalog.open(self.store)
         if not self._has_begun(catalog):
             return []
         sets = capture_sets(catalog, lineages(catalog, self.run, self.attempt))
@@ -63,6 +73,12 @@ class Watch:
                 if cohort in ready:
                     found[cohort] = one
         return [found[cohort] for cohort in sorted(found, key=lambda one: one.order)]
+
+    def gate(self, one: CohortReport) -> tuple[CheckVerdict, ...]:
+        """What the policy's checks say of a report of the last look, those that fail first."""
+        if self._gate is None or self._catalog is None:
+            return ()
+        return self._gate.judge(self._catalog, one)
 
     def done(self, one: CohortReport) -> None:
         """Note that a report was handed on."""

@@ -22,7 +22,7 @@ WITH told AS (
          list_max(list_transform(list_zip(advantages, loss_mask),
            lambda one: CASE WHEN one[2] = 0 THEN 0.0 ELSE abs(one[1]) END)) AS advantage,
          advantages IS NULL AS untold
-  FROM samples WHERE step_id IS NOT NULL AND attempt = {attempt}
+  FROM samples WHERE step_id IS NOT NULL AND {where}
 ), spreads AS (
   SELECT rollout_id, step_id, max(spread) AS spread, bool_or(untold) AS untold FROM (
     SELECT rollout_id, step_id, max(raw_reward) - min(raw_reward) AS spread,
@@ -46,18 +46,21 @@ FROM (
     SELECT *, CASE scope WHEN 'global' THEN 3 WHEN 'rank' THEN 2 WHEN 'micro_batch' THEN 1
                          ELSE 0 END AS own
     FROM outputs
-    WHERE kind = 'step' AND stage = 'loss.policy' AND field = 'loss' AND attempt = {attempt}
+    WHERE kind = 'step' AND stage = 'loss.policy' AND field = 'loss' AND {where}
   )
 ) WHERE own = widest GROUP BY rollout_id, step_id"""
 
 
-def captured_steps(catalog: Catalog, run_id: str, attempt: int) -> dict[Place, Values]:
+def captured_steps(
+    catalog: Catalog, run_id: str, attempt: int, only: tuple[int, int | None] | None = None
+) -> dict[Place, Values]:
     """What the complete step captures of one attempt say, by rollout and step.
 
     Args:
         catalog: The lake.
         run_id: The run.
         attempt: The attempt; nothing of what it continues is taken.
+        only: One rollout and step; all of the attempt if omitted.
 
     Raises:
         DatasetError: A file is not what its entry says, or a column is a copy of the other.
@@ -65,14 +68,18 @@ def captured_steps(catalog: Catalog, run_id: str, attempt: int) -> dict[Place, V
     """
     found: dict[Place, Values] = {}
     keys = catalog.by_attempt.get((run_id, attempt), ())
-    if not any(key.kind == "step" for key in keys):
+    wanted = [key for key in keys if key.kind == "step" and only in (None, key[3:5])]
+    if not wanted:
         return found
+    where = f"attempt = {attempt}"
+    if only is not None:
+        where += f" AND rollout_id = {only[0]} AND step_id = {only[1]}"
     for text in (_SIGNAL, _LOSS):
-        rows = run_sql(catalog, text.format(attempt=attempt), run=run_id, attempt=attempt)
+        rows = run_sql(catalog, text.format(where=where), run=run_id, attempt=attempt)
         for row in rows.arrow().to_pylist():
             place = row.pop("rollout_id"), row.pop("step_id")
             found.setdefault(place, {}).update(row)
-    report = _mismatch(catalog, run_id, attempt)
+    report = _mismatch(catalog, run_id, attempt, where)
     if report is not None:
         odd = [one.message for one in report.findings if one.severity == "error"]
         for row in report.table.to_pylist():
@@ -81,9 +88,9 @@ def captured_steps(catalog: Catalog, run_id: str, attempt: int) -> dict[Place, V
     return found
 
 
-def _mismatch(catalog: Catalog, run_id: str, attempt: int) -> MismatchReport | None:
+def _mismatch(catalog: Catalog, run_id: str, attempt: int, where: str) -> MismatchReport | None:
     """The statistics by step; None where no step holds the pair."""
-    selection = Selection(run=run_id, attempt=attempt, where=f"attempt = {attempt}")
+    selection = Selection(run=run_id, attempt=attempt, where=where)
     try:
         return mismatch(catalog, selection, by=["step"], level="step")
     except QueryError as error:

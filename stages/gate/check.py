@@ -73,6 +73,7 @@ class Check:
         judge: Finds out.
         parameters: What a policy may state.
         counts_steps: Whether it counts over `max_steps`.
+        of: What fails it alone, before the run has ended: a `step`, `any` rollout or step, or none.
     """
 
     name: str
@@ -81,3 +82,4 @@ class Check:
     judge: Callable[[Evidence, Policy, Parameters], Judged]
     parameters: tuple[Parameter, ...] = ()
     counts_steps: bool = False
+    of: Literal["step", "any", ""] = ""

@@ -67,14 +67,22 @@ CHECKS = (
         "Few samples were cut at the length limit, by the mean over steps.",
         judge_truncation,
         (_BELOW,),
+        of="step",
     ),
-    Check("delta_tail", "mismatch", "No valid token differs by more than 1.0.", judge_delta_tail),
+    Check(
+        "delta_tail",
+        "mismatch",
+        "No valid token differs by more than 1.0.",
+        judge_delta_tail,
+        of="step",
+    ),
     Check(
         "delta_fraction",
         "mismatch",
         "Few valid tokens of all differ by more than 0.5.",
         judge_delta_fraction,
         (_BELOW,),
+        of="step",
     ),
     Check(
         "generation_kl",
@@ -82,6 +90,7 @@ CHECKS = (
         "The generation KL (k3) is small by its mean over steps, and never negative.",
         judge_generation_kl,
         (_BELOW,),
+        of="step",
     ),
     Check(
         "mismatch_baseline",
@@ -94,6 +103,7 @@ CHECKS = (
             Parameter("factor", "How many times the warm-up's mean is allowed.", "number"),
             Parameter("patience", "Steps on end that have to be above.", "count"),
         ),
+        of="step",
     ),
     Check(
         "routes",
@@ -115,8 +125,20 @@ CHECKS = (
             Parameter("until", "Last second since 1970.", "number"),
         ),
     ),
-    Check("captures", "captures", "No capture is dropped, every set complete.", judge_captures),
-    Check("replay", "replay", "Every cohort recomputes to what was recorded.", judge_replay),
+    Check(
+        "captures",
+        "captures",
+        "No capture is dropped, every set complete.",
+        judge_captures,
+        of="any",
+    ),
+    Check(
+        "replay",
+        "replay",
+        "Every cohort recomputes to what was recorded.",
+        judge_replay,
+        of="any",
+    ),
 )
 CHECKS_BY_NAME = {one.name: one for one in CHECKS}
 

@@ -34,6 +34,7 @@ class Evidence:
         problems: Why something could not be read, or does not fit together.
         command_exit: Exit code of the command; None if it is not known or was killed.
         command_signal: The signal that killed it.
+        only: The one capture set that is judged; all if omitted.
     """
 
     catalog: Catalog
@@ -46,6 +47,7 @@ class Evidence:
     problems: list[str] = field(default_factory=list)
     command_exit: int | None = None
     command_signal: int | None = None
+    only: Cohort | None = None
 
     @property
     def last(self) -> int:
@@ -89,6 +91,8 @@ class Evidence:
         for attempt in self.attempts:
             for key in self.catalog.by_attempt.get((self.run_id, attempt), ()):
                 stop = stops[attempt]
+                if self.only and (key.rollout_id, key.step_id) != self.only[2:]:
+                    continue
                 if stop is None or key.rollout_id is None or key.rollout_id < stop:
                     yield key
 
@@ -114,6 +118,7 @@ def gather(
     *,
     command_exit: int | None = None,
     command_signal: int | None = None,
+    only: Cohort | None = None,
 ) -> Evidence:
     """Read what there is of the attempts; what cannot be read is a problem, never an error.
 
@@ -123,6 +128,7 @@ def gather(
         attempts: The attempts named, in the order of the chain.
         command_exit: Exit code of the command.
         command_signal: The signal that killed it.
+        only: Read only this capture set, and the events of its step.
     """
     found = Evidence(
         catalog,
@@ -130,6 +136,7 @@ def gather(
         tuple(attempts),
         command_exit=command_exit,
         command_signal=command_signal,
+        only=only,
     )
     _attempt(found, lambda: _check_chain(found))
     _attempt(found, lambda: _read_events(found))
@@ -144,7 +151,8 @@ def gather(
 def _take(found: Evidence, attempt: int, into: dict[Captured, Values]) -> None:
     """Add what an attempt captured before the next one of the chain replaced it."""
     stop = found.stops()[attempt]
-    for place, values in captured_steps(found.catalog, found.run_id, attempt).items():
+    only = None if found.only is None else found.only[2:]
+    for place, values in captured_steps(found.catalog, found.run_id, attempt, only).items():
         if stop is None or place[0] < stop:
             into[(attempt, *place)] = values
 

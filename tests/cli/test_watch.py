@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.cli import INTERRUPTIBLE, run
+from tests.helpers.mismatches import write_pair
 from tests.helpers.small_lakes import rollout
 from trajreplay import Lake
 
@@ -54,6 +55,35 @@ def test_the_first_divergence_ends_it_if_asked(lake: Lake, tmp_path: Path) -> No
     assert len(outcome.out.splitlines()) == 2
     code, lines, _ = once(lake, "--state", tmp_path / "s.json")
     assert (code, len(lines)) == (0, 1)
+
+
+def test_a_policy_holds_every_step_and_its_failure_ends_it_if_asked(
+    lake: Lake, tmp_path: Path
+) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text("[checks.generation_kl]\nbelow = 0.001\n")
+    for step_id, off in enumerate((0.001, 0.5, 0.001)):
+        write_pair(lake, [[off - 1.0]], [[-1.0]], step_id=step_id, run_id="r")
+    code, lines, _ = once(lake, "--policy", policy)
+    assert code == 1
+    assert lines == [
+        "r rollout 0 step 0: unverified",
+        "r rollout 0 step 1: unverified; fails generation_kl: it is 0.1487212707001282",
+        "r rollout 0 step 2: unverified",
+    ]
+    outcome = run("watch", "--lake", lake.path, "--fail-fast", "--policy", policy)
+    assert (outcome.code, len(outcome.out.splitlines())) == (1, 2)
+    _, lines, _ = once(lake, "--policy", policy, "--format", "ndjson")
+    told = [json.loads(line)["gate"] for line in lines]
+    assert [[one["verdict"] for one in checks] for checks in told] == [["pass"], ["fail"], ["pass"]]
+
+
+def test_a_policy_that_no_cohort_can_fail_is_refused(lake: Lake, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text("[checks.terminal]\n")
+    code, lines, err = once(lake, "--policy", policy)
+    assert (code, lines) == (2, [])
+    assert err.startswith("Error: the policy demands nothing of a single rollout or step")
 
 
 def test_what_is_not_whole_is_said_and_refused_exits_3(lake: Lake) -> None:

@@ -194,6 +194,7 @@ class Judged(Opened):
         *,
         attempt: int | None = None,
         seen: Iterable[Cohort] = (),
+        policy: Policy | str | os.PathLike[str] | None = None,
     ) -> Watch:
         """Follow a lake that is being written: every cohort is replayed once, when it is whole.
 
@@ -201,11 +202,20 @@ class Judged(Opened):
             run: Only this run; it need not have begun.
             attempt: Only the lineage of this attempt.
             seen: Cohorts that were reported before, and are not again.
+            policy: What every cohort is held against as it completes: a policy, a TOML file of one,
+                or the name of a preset.
 
         Returns:
-            `watch.poll()` gives the reports of cohorts that are new; `watch.done(report)` notes
-            that one was handed on.
+            `watch.poll()` gives the reports of cohorts that are new, `watch.gate(report)` what the
+            policy's checks say of one; `watch.done(report)` notes that it was handed on.
+
+        Raises:
+            QueryError: The policy is malformed, or demands nothing of a single cohort.
         """
+        from trajreplay.stages.gate import Policy, load_gate_policy
         from trajreplay.stages.watch import Watch
 
-        return Watch(self._store, run, attempt, set(seen))
+        held = None
+        if policy is not None:
+            held = policy if isinstance(policy, Policy) else load_gate_policy(policy)
+        return Watch(self._store, run, attempt, set(seen), policy=held)

@@ -1,0 +1,90 @@
+"""A policy held against one capture set as it completes, by the checks that one alone can fail."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from trajreplay.query import Catalog
+from trajreplay.query.catalog import Cohort
+from trajreplay.schema.errors import QueryError
+from trajreplay.stages.gate.check import Check, Judged
+from trajreplay.stages.gate.checks import CHECKS, judged
+from trajreplay.stages.gate.evidence import Evidence, gather
+from trajreplay.stages.gate.heartbeats import Values
+from trajreplay.stages.gate.policy import Policy
+from trajreplay.stages.gate.verdict import CheckVerdict, in_order
+from trajreplay.stages.report import CohortReport
+
+
+@dataclass
+class CohortGate:
+    """Holds capture sets against a policy, one by one in the order in which they complete.
+
+    Args:
+        policy: The policy; of its checks those are made that a rollout or step alone can fail, and
+            the comparison with the run's own first steps.
+
+    Raises:
+        QueryError: The policy has no such check.
+    """
+
+    policy: Policy
+    _history: dict[Cohort, Values] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._checks = [one for one in CHECKS if one.name in self.policy.checks and one.of]
+        if not self._checks:
+            able = ", ".join(one.name for one in CHECKS if one.of)
+            raise QueryError(
+                f"the policy demands nothing of a single rollout or step: its checks are "
+                f"{', '.join(self.policy.checks) or 'statements'}, expected one of {able}",
+                hint="To hold the run as a whole against it: trajreplay gate POLICY --attempt A",
+            )
+
+    def judge(self, catalog: Catalog, one: CohortReport) -> tuple[CheckVerdict, ...]:
+        """The outcome of every check of this capture set, those that fail first.
+
+        Args:
+            catalog: A listing that shows the capture set, and the steps before it.
+            one: Its replay.
+        """
+        cohort = Cohort(one.run_id, one.attempt, one.rollout_id, one.step_id)
+        found = self._gathered(catalog, cohort)
+        kind = "rollout" if cohort.step_id is None else "step"
+        made = [
+            CheckVerdict.of(check.name, check.phase, self._judged(check, found, cohort, one))
+            for check in self._checks
+            if check.of in (kind, "any")
+        ]
+        return in_order(made)
+
+    def _judged(self, check: Check, found: Evidence, cohort: Cohort, one: CohortReport) -> Judged:
+        if check.name == "replay":
+            allowed = ("pass", "precision") if self.policy.allow_precision else ("pass",)
+            bound = f"verdict {' or '.join(allowed)}"
+            passed = one.verdict in allowed
+            return Judged(passed, one.verdict, bound, "" if passed else f"it is {one.verdict}")
+        if check.name == "mismatch_baseline":
+            found = replace(found, steps=dict(enumerate(self._until(found.catalog, cohort), 1)))
+            window = self.policy.checks[check.name].get("window", 3)
+            if len(found.steps) <= window:
+                return Judged(None, None, check.demand, f"it is one of the first {window} steps")
+        return judged(check, found, replace(self.policy, run="intermediate"))
+
+    def _until(self, catalog: Catalog, cohort: Cohort) -> list[Values]:
+        """The values of the attempt's steps up to this one; those that are new are read."""
+        steps = [
+            one
+            for one in catalog.by_cohort
+            if one[:2] == cohort[:2] and one.step_id is not None and one.order <= cohort.order
+        ]
+        for one in steps:
+            if one not in self._history:
+                self._gathered(catalog, one)
+        return [self._history[one] for one in sorted(steps, key=lambda one: one.order)]
+
+    def _gathered(self, catalog: Catalog, cohort: Cohort) -> Evidence:
+        found = gather(catalog, cohort.run_id, [cohort.attempt], only=cohort)
+        if cohort.step_id is not None:
+            self._history[cohort] = next(iter(found.steps.values()), {})
+        return found

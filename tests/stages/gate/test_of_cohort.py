@@ -1,0 +1,97 @@
+"""A policy held against each rollout or step as it completes."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.mismatches import write_pair
+from tests.helpers.small_lakes import rollout
+from trajreplay import Lake, QueryError
+from trajreplay.stages import CohortReport, Watch
+from trajreplay.stages.gate import Policy
+from trajreplay.stages.gate.checks import CHECKS, CHECKS_BY_NAME
+
+LIMITS = Policy(checks={"delta_tail": {}, "generation_kl": {"below": 0.001}}, run="intermediate")
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake.create(tmp_path / "lake")
+
+
+def step(lake: Lake, step_id: int, delta: float) -> None:
+    """A step whose trainer is off by so much in every token."""
+    sampler = [[-1.0, -2.0, -0.5], [-0.25, -3.0]]
+    write_pair(lake, [[one + delta for one in row] for row in sampler], sampler, step_id=step_id)
+
+
+def failing(watch: Watch) -> dict[int | None, list[str]]:
+    """By step of the last look, the checks that it fails."""
+    found = {}
+    for one in watch.poll():
+        checks = watch.gate(one)
+        found[one.step_id] = [check.check for check in checks if check.verdict == "fail"]
+        watch.done(one)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("delta", "fails"),
+    [(0.001, []), (0.25, ["generation_kl"]), (-1.5, ["delta_tail", "generation_kl"])],
+)
+def test_only_the_step_that_is_off_fails(lake: Lake, delta: float, fails: list[str]) -> None:
+    for step_id, off in enumerate((0.001, delta, 0.001)):
+        step(lake, step_id, off)
+    assert failing(lake.watch(policy=LIMITS)) == {0: [], 1: fails, 2: []}
+
+
+def test_a_step_that_lacks_the_values_fails(lake: Lake) -> None:
+    write_pair(lake, [[-1.0]], [[-1.0]], masks=[[0]])
+    assert failing(lake.watch(policy=LIMITS)) == {0: ["delta_tail", "generation_kl"]}
+
+
+def test_a_rollout_is_held_against_replay_alone(lake: Lake) -> None:
+    rollout(lake, 0)
+    rollout(lake, 1, reward=5.5)
+    watch = lake.watch(policy="replay-clean")
+    told = {one.rollout_id: watch.gate(one) for one in watch.poll()}
+    assert [(one.check, one.verdict) for one in told[0]] == [
+        ("captures", "pass"),
+        ("replay", "pass"),
+    ]
+    assert [(one.check, one.verdict, one.reason) for one in told[1]] == [
+        ("replay", "fail", "it is diverged"),
+        ("captures", "pass", ""),
+    ]
+
+
+def test_the_baseline_is_that_of_the_steps_before_also_after_a_restart(lake: Lake) -> None:
+    policy = Policy(checks={"mismatch_baseline": {"window": 2, "factor": 3.0, "patience": 1}})
+    for step_id, delta in enumerate((0.01, 0.01, 0.02, 0.5)):
+        step(lake, step_id, delta)
+    first = lake.watch(policy=policy)
+    told = {}
+    for one in first.poll():
+        told[one.step_id] = watched(first, one)
+        first.done(one)
+    assert told == {0: "not-judged", 1: "not-judged", 2: "pass", 3: "fail"}
+    step(lake, 4, 0.01)
+    again = lake.watch(policy=policy, seen=first.seen)
+    assert {one.step_id: watched(again, one) for one in again.poll()} == {4: "fail"}
+
+
+def watched(watch: Watch, one: CohortReport) -> str:
+    (check,) = watch.gate(one)
+    return check.verdict
+
+
+def test_a_policy_of_the_run_as_a_whole_is_refused(lake: Lake) -> None:
+    policy = Policy(checks={"command": {}, "complete": {}}, max_steps=3)
+    with pytest.raises(QueryError, match="nothing of a single rollout or step") as refused:
+        lake.watch(policy=policy)
+    assert "trajreplay gate" in str(refused.value)
+
+
+def test_a_check_that_counts_steps_is_of_no_single_one() -> None:
+    assert not [one.name for one in CHECKS if one.of and one.counts_steps]
+    assert CHECKS_BY_NAME["replay"].of == "any"
