@@ -105,6 +105,7 @@ STAGES: tuple[Stage, ...] = (
         (
             *("reward", "response_length", "token_rewards", "kl", "old_values", "greedy_reward"),
             *("old_log_probs", "teacher_log_probs", "sum_pi_squared", "message_faults"),
+            *("last_value", "truncated", "rollout_log_probs"),
         ),
         outputs=("advantages", "returns"),
         settings=("advantage",),
@@ -115,8 +116,11 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         "loss.policy",
         "cohort",
-        ("log_probs", "old_log_probs", "entropy", "advantages", "loss_mask"),
-        scalars=("loss", "pg_loss", "entropy_loss", "pg_clipfrac", "ppo_kl", "kl_loss"),
+        (
+            *("log_probs", "old_log_probs", "rollout_log_probs", "ref_log_probs", "entropy"),
+            *("advantages", "loss_mask", "micro_batch_id", "raw_reward", "weight_versions"),
+        ),
+        scalars=("loss", "pg_loss", "entropy_loss", "pg_clipfrac", "ppo_kl", "kl_loss", "nll_loss"),
         settings=("loss",),
         tolerance="float32 exp per token, then sums over tokens and samples",
         equation="pg_t = max(-A_t r_t, -A_t clip(r_t)); loss = sum_i mean_t pg - c sum_i mean_t H",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -11,9 +13,11 @@ from trajreplay.stages.compare import Compared, compare_elements
 from trajreplay.stages.compose import (
     AdvantageInputs,
     Estimate,
+    LossInputs,
     estimate_advantages,
     evaluation_slack,
     kl_tokens,
+    rollout_weights,
 )
 from trajreplay.stages.kernels import approx_kl_error, half_ulp
 from trajreplay.stages.rewards import warn_of_batch_rewards
@@ -141,11 +145,30 @@ def estimated(
             policy=asked(LOG_PROB_SOURCES.get(block.settings.kl.policy_source, "")),
             teacher=asked("teacher_log_probs"),
             sum_pi_squared=asked("sum_pi_squared"),
+            weights=_weights(block, column),
+            bootstrap=_bootstrap(block, asked("last_value")),
             faults=asked("message_faults"),
             overrides=message_faults(block.settings),
         ),
     )
     return found._asdict()
+
+
+def _bootstrap(block: Block, last: Tensor | None) -> Tensor | None:
+    """(S,) The value past the last token, 0 where the response ended by itself."""
+    if last is None or block.settings.advantage.bootstrap == "last":
+        return last
+    return torch.where(block.packed.scalars("truncated") != 0, last, 0.0)
+
+
+def _weights(block: Block, column: Callable[[str], Tensor]) -> Tensor | None:
+    """(N,) The importance weights that a baseline takes in; None where it takes none."""
+    if block.settings.advantage.otb_weights == "none":
+        return None
+    packed = block.packed
+    columns = {name: column(name) for name in ("old_log_probs", "rollout_log_probs")}
+    given = LossInputs(columns, packed.mask, packed.offsets, cohorts=packed.cohorts)
+    return rollout_weights(block.settings.loss, given)
 
 
 def _shared(block: Block) -> Tensor | None:

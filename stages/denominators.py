@@ -45,7 +45,8 @@ class Denominators:
     def shares(self) -> Tensor:
         """(S,) What each sample is multiplied by in a sum over the means of micro-batches."""
         counts = scatter_sum(self._counts, self._batches, number_of_sets(self._batches))
-        return (self._batch_weights / torch.where(counts == 0.0, 1.0, counts))[self._batches]
+        divided = torch.where(counts == 0.0, 1.0, counts) + self._settings.count_epsilon
+        return (self._batch_weights / divided)[self._batches]
 
     @property
     def _batches(self) -> Tensor:
@@ -93,10 +94,11 @@ class Denominators:
         settled = self._settings.aggregation == "constant-norm" and not self.by_batch(output)
         if not settled and output.reduction == "sum":
             return 1.0
+        epsilon = 0.0 if settled or self.by_batch(output) else self._settings.count_epsilon
         if not settled and output.denominator is not None:
-            return output.denominator or torch.nan
+            return output.denominator + epsilon if output.denominator else torch.nan
         # The mean of nothing is recorded as the sum of nothing.
-        return self._whole(output, samples) or 1.0
+        return (self._whole(output, samples) or 1.0) + epsilon
 
     def known(self, output: Output, samples: Tensor, every: Tensor) -> set[float]:
         """The denominators that an output may state.

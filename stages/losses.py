@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trajreplay.schema.errors import StageError
 from trajreplay.schema.policy import Tolerance
 from trajreplay.stages.block import Block
 from trajreplay.stages.cohort import LoadedCohort
@@ -84,7 +85,14 @@ def _compare(block: Block, outputs: list[Recorded], losses: SampleLosses) -> Loo
     for one in outputs:
         if one.output.field not in losses.means or not one.complete or not is_stated(one.output):
             continue
-        scope = _compare_samples if one.output.scope == "sample" else _compare_sum
+        by_sample = one.output.scope == "sample"
+        if by_sample and one.output.field in losses.of_batches:
+            raise StageError(
+                f"{one.output.field} is recorded of each sample, and loss.nll_coef adds a mean "
+                "over its micro-batch, which no sample has a part of",
+                hint="Record it of the micro-batch, the rank or all ranks.",
+            )
+        scope = _compare_samples if by_sample else _compare_sum
         look = look.merged(scope(block, one, losses))
     return look
 
@@ -112,15 +120,17 @@ def summed_scalars(block: Block, one: Recorded, losses: SampleLosses) -> Iterato
     by_batch = losses.denominators.by_batch(output)
     total = losses.totals(one.samples, by_batch=by_batch)[name]
     divisor = losses.denominators.divisor(output, one.samples)
-    weight = abs(output.scale / divisor)
+    weight = abs(output.scale / divisor) or torch.finfo(torch.float64).tiny
+    apart, apart_error = losses.apart(name, one.samples)
 
     def slack() -> float:
         same = torch.zeros(samples, dtype=torch.int64)
         errors = losses.total_errors(name, one.samples, by_batch=by_batch)
-        return float(scatter_sum_error(errors, same, 1).error)
+        own = float(scatter_sum_error(errors, same, 1).error)
+        return own + (apart_error / weight if apart_error else 0.0)
 
-    pairs = [(name, output.value, output.scale * total / divisor, weight)]
-    if output.numerator is not None:
+    pairs = [(name, output.value, output.scale * (total / divisor + apart), weight)]
+    if output.numerator is not None and name not in losses.of_batches:
         pairs.append((f"{name}.numerator", output.numerator, total, 1.0))
     for field, recorded, recomputed, factor in pairs:
         if recorded is None or (samples == 0 and recorded == 0.0):

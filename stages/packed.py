@@ -126,6 +126,27 @@ class Packed:
         return torch.from_numpy(self._named("trajectory_id"))
 
     @cached_property
+    def weight_versions(self) -> Tensor:
+        """(N,) int64. The weights that sampled each response token, -1 where none did."""
+        column = self.table["weight_versions"].combine_chunks()
+        if isinstance(column, pa.ChunkedArray):
+            column = pa.concat_arrays(column.chunks)
+        spans = elements(column)
+        start, stop, version = (
+            np.asarray(spans.field(name).to_numpy(), np.int64)
+            for name in ("start", "stop", "version")
+        )
+        owner = np.repeat(np.arange(len(self.lengths)), lengths_of(column))
+        start, stop = (np.clip(one, 0, self.lengths.numpy()[owner]) for one in (start, stop))
+        counts = np.maximum(stop - start, 0)
+        inside = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        found = np.full(self.token_bounds[-1], -1, np.int64)
+        found[np.repeat(self.offsets.numpy()[owner] + start, counts) + inside] = np.repeat(
+            version, counts
+        )
+        return torch.from_numpy(found)
+
+    @cached_property
     def micro_batches(self) -> Tensor:
         """(S,) int64. The micro-batch of each sample, numbered over all ranks and cohorts."""
         return torch.from_numpy(_divided(self._named("micro_batch_id"), self.ranks))

@@ -35,6 +35,8 @@ from trajreplay.stages.kernels import (
     seq_mean_token_mean,
 )
 from trajreplay.stages.kernels.sets import number_of_sets
+from trajreplay.stages.likelihood import NLL, Likelihood
+from trajreplay.stages.proximal import Interpolation
 
 
 def token_reads(block: Block, stage: str) -> tuple[str, ...]:
@@ -58,19 +60,43 @@ class SampleLosses:
         plain = stage == POLICY and is_plain(stage, block.settings)
         self._plain = plain and self._kernel is None
         self._offsets = block.packed.offsets
+        self._between: Interpolation | None = None
         self._mask = replaced.get("loss_mask", block.packed.mask)
         self._weights = self._mask.double() if "loss_mask" in replaced else block.packed.weights
         self._columns = {
             name: replaced[name] if name in replaced else block.packed.tokens(name)
             for name in token_reads(block, stage)
         }
+        if "weight_versions" in block.cohorts[0].abilities[stage].reads:
+            self._between = Interpolation.of(block)
+            self._columns = self._between.with_old(self._columns)
         shared = stage == POLICY and self._settings.fragments == "shared"
         self._trajectories = block.packed.trajectories if shared else None
         by_batch = "micro_batch_id" in block.cohorts[0].abilities[stage].reads
         self._micro_batches = block.packed.micro_batches if by_batch else None
         self._cohorts = block.packed.cohorts
         self._tokens = self._terms(self._columns)
+        self._likelihood: Likelihood | None = None
+        if stage == POLICY and self._settings.nll_coef and "loss" not in self._tokens.terms:
+            assert self._micro_batches is not None  # the capability matrix asks for them
+            summed = self._weighted(self._tokens.summed)
+            log_probs = self._columns["log_probs"]
+            self._likelihood = Likelihood.of(block, log_probs, summed, self._micro_batches)
         self._summed: dict[bool, tuple[Tensor, dict[str, float]]] = {}
+
+    def apart(self, name: str, samples: Tensor) -> tuple[float, float]:
+        """What is added to a scalar over samples that nothing divides, and how far it may be off.
+
+        Args:
+            name: The scalar.
+            samples: (K,) int64. Packed sample numbers.
+        """
+        return (0.0, 0.0) if self._likelihood is None else self._likelihood.added(name, samples)
+
+    @property
+    def of_batches(self) -> tuple[str, ...]:
+        """The scalars that samples have no part of by themselves."""
+        return () if self._likelihood is None else self._likelihood.scalars
 
     def _terms(
         self, columns: dict[str, Tensor], *, share: float = 0.0, against: float = 0.0
@@ -112,7 +138,7 @@ class SampleLosses:
 
     def _means(self, tokens: PolicyTerms) -> dict[str, MaskedMean]:
         weights, counted = self._weighted(tokens.summed), self._weighted(tokens.counted)
-        counts = segment_sum(counted, self._offsets).clamp(1.0)
+        counts = self._divided(segment_sum(counted, self._offsets))
         means = {
             name: seq_mean_token_mean(values.double(), weights, self._offsets, denominator=counts)
             for name, values in tokens.terms.items()
@@ -124,18 +150,27 @@ class SampleLosses:
             for name, one in means.items()
         }
 
+    def _divided(self, counts: Tensor) -> Tensor:
+        """What means over so many tokens divide by."""
+        epsilon = self._settings.count_epsilon
+        return counts + epsilon if epsilon else counts.clamp(1.0)
+
     @cached_property
     def _shared(self) -> Tensor | None:
         """(S,) Trained tokens of each sample's trajectory; None where each divides by its own."""
         if self._trajectories is None:
             return None
         count = number_of_sets(self._trajectories)
-        return scatter_sum(self._counted, self._trajectories, count)[self._trajectories].clamp(1.0)
+        counts = scatter_sum(self._counted, self._trajectories, count)
+        return self._divided(counts[self._trajectories])
 
     def _with_loss(self, means: dict[str, MaskedMean]) -> dict[str, MaskedMean]:
         """The means and that of the whole loss: its terms, each with its coefficient."""
         if self._stage != POLICY or "loss" in means:
             return means
+        if self._likelihood is not None:
+            zeros = torch.zeros_like(means["pg_loss"].mean)
+            means |= {NLL: MaskedMean(zeros, zeros, means["pg_loss"].denominator)}
         settings, loss = self._settings, means["pg_loss"]
         if (entropy := means.get("entropy_loss")) is not None:
             coef = settings.entropy_coef
@@ -206,6 +241,8 @@ class SampleLosses:
         if self._plain:
             return plain_errors(self._settings, self._columns, self._mask, self._offsets)
         narrow = {name: values.float() for name, values in self._columns.items()}
+        if self._between is not None:
+            narrow = self._between.with_old(narrow)
         tokens = self._terms(narrow)
         if tokens.terms.keys() != self._tokens.terms.keys():
             found, expected = (", ".join(one.terms) for one in (tokens, self._tokens))
@@ -217,6 +254,8 @@ class SampleLosses:
             )
         )
         absolute = {name: one.mean for name, one in sizes.items()}
+        if NLL in self.means:
+            absolute[NLL] = torch.zeros_like(absolute["pg_loss"])
         if self._stage == POLICY and "loss" not in absolute:
             coefs = {"entropy_loss": self._settings.entropy_coef}
             coefs |= {"pg_loss": 1.0, "kl_loss": self._settings.kl_loss_coef}

@@ -2,7 +2,13 @@
 
 from trajreplay.schema.settings.advantage import LOW_VAR_KL_CLAMP, AdvantageSettings, KlSettings
 from trajreplay.schema.settings.layout import LayoutSettings
-from trajreplay.schema.settings.loss import LOSS_TERMS, LossSettings, ValueSettings
+from trajreplay.schema.settings.loss import (
+    CORRECTIONS,
+    CRITERIA,
+    LOSS_TERMS,
+    LossSettings,
+    ValueSettings,
+)
 from trajreplay.schema.settings.profiles import (
     PROFILES,
     Profile,
@@ -14,6 +20,8 @@ from trajreplay.schema.settings.reward import RewardSettings
 from trajreplay.schema.settings.tree import HANDOFFS, SECTIONS, Settings
 
 __all__ = [
+    "CORRECTIONS",
+    "CRITERIA",
     "HANDOFFS",
     "LOSS_TERMS",
     "LOW_VAR_KL_CLAMP",

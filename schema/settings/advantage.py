@@ -48,6 +48,11 @@ class AdvantageSettings:
         lam: Lambda of GAE.
         lam_alpha: Where stated, lambda is 1 - 1 / max(alpha n, 1) instead, with n the response
             tokens of the sample (VAPO).
+        lam_returns: Lambda of the returns that the critic is fitted to, 1 in VAPO; None for that
+            of the advantages.
+        bootstrap: The value past the last token: `none`, 0; `last`, that of the critic, as
+            captured in last_value; or `truncated`, that where the response was cut off and 0
+            where it ended by itself (AReaL).
         masking: How returns and GAE pass masked tokens: `through` them as any other, `reset` to 0
             at each (verl's REINFORCE++), `carry` past them, or `multiply`, whose rewards and
             values count as 0, as with `remax` and `otb` they always do.
@@ -57,6 +62,10 @@ class AdvantageSettings:
             is, `reinforce++-baseline` pays it too.
         kl_masked: Whether masked tokens pay no KL; with the GAE of slime and Relax they do.
         otb_zero_tail: Whether the one longest sample of a group has no baseline beyond the second.
+        otb_positions: Whether the positions at which samples share a baseline count `all` tokens
+            of a response, or the `trained` ones alone (verl's tir_optimal_token_baseline).
+        otb_weights: Importance weights that the baseline takes in: `none`, or those of the
+            `correction` of the loss (verl).
         opd_coef: What a nat of the policy over its teacher costs each token (on-policy
             distillation), before whitening; the policy is that of `kl.policy_source`.
         whiten: Which tokens share statistics when advantages are whitened: `none` at all, those of
@@ -83,11 +92,15 @@ class AdvantageSettings:
     gamma: float = number(1.0)
     lam: float = number(1.0)
     lam_alpha: float | None = number(None)
+    lam_returns: float | None = number(None)
+    bootstrap: str = name("none", "last", "truncated")
     masking: str = name("through", "reset", "carry", "multiply")
     reward_at: str = name("last", "last-unmasked")
     kl_in_reward: bool = flag(False)
     kl_masked: bool = flag(True)
     otb_zero_tail: bool = flag(True)
+    otb_positions: str = name("all", "trained")
+    otb_weights: str = name("none", "correction")
     opd_coef: float = number(0.0)
     whiten: str = name("none", "cohort", "rank", "group", "sample")
     whiten_scale: bool = flag(True)

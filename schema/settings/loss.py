@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trajreplay.schema.settings.knobs import Interval, flag, interval, name, number
+from trajreplay.schema.settings.knobs import Interval, flag, interval, intervals, name, number
 
 # Terms of the loss that a V1 capture could only name, not describe.
 LOSS_TERMS = ("use_kl_loss", "tis", "opsm", "opd", "per_token")
@@ -17,6 +18,12 @@ CORRECTIONS = (
     "geometric-tis",
     "geometric-icepop",
     "geometric-mask",
+)
+# What train against rollout probabilities are judged by: a metric, of each token or over a sample.
+CRITERIA = tuple(
+    f"{level}-{metric}"
+    for level in ("token", "sum", "mean", "max")
+    for metric in ("ratio", "k1", "k2", "k3")
 )
 
 
@@ -34,6 +41,10 @@ class LossSettings:
         batch_reduction: How sample means become one number: `sum` or `mean`.
         old_source: Denominator of the ratio: `old` log-probs, which are those of the proximal
             policy where the loss is decoupled (AReaL), or `rollout`.
+        proximal: Whether those old log-probs are as `recorded`, or `interpolated` between the
+            rollout's and the current ones by the weights that made each token (AReaL's loglinear).
+        nll_coef: Coefficient of the mean of -log pi over the trained tokens of samples whose raw
+            reward is above 0, one such mean a micro-batch (VAPO as in NeMo-RL).
         use_kl_loss, tis, opsm, opd, per_token: Whether this term was in force: true, false, or
             None where the producer does not say. Where a field below says more, it decides.
         surrogate: `ppo-clip`; `cispo`; `sapo`; `gmpo`, the geometric mean of the ratios of a
@@ -79,11 +90,11 @@ class LossSettings:
         correction_norm: Whether weights are divided by their mean: `none`, that over the trained
             `token`s, or over the mean of each `sequence`.
         correction_norm_over: Whose mean: of the `cohort` (verl), or the `micro-batch`.
-        rejection: What train against rollout probabilities are judged by, so that tokens outside
-            rejection_bounds drop out of every term: `none`; their `ratio`; or `k1`, `k2`, `k3`.
-        rejection_level: Of each `token`, or the `sum`, `mean` or `max` over its sample; of ratios
-            that of the logarithms.
-        rejection_bounds: What is kept; infinite for none.
+        rejection: What is kept of what train against rollout probabilities are judged by, infinite
+            for no bound; a token that is outside one of these drops out of every term. The ratio of
+            each token, `token-ratio`, or that of the `sum-ratio`, `mean-ratio` or `max-ratio` of
+            the logarithms over its sample; and so `token-k1`, `sum-k1`, `mean-k1`, `max-k1`,
+            `token-k2`, `sum-k2`, `mean-k2`, `max-k2`, `token-k3`, `sum-k3`, `mean-k3`, `max-k3`.
         rejection_reverse: Whether it is rollout against train (verl, whose k1 bounds are
             logarithms).
         rejection_log_clamp: Bounds of the log ratio of a token that is judged.
@@ -102,6 +113,8 @@ class LossSettings:
         kl_loss_weighted: Whether it is multiplied by a ratio of probabilities.
         kl_loss_weight: Which: current to `old` (slime), to `rollout` (NeMo-RL), or the `ratio` of
             the loss (TRL).
+        count_epsilon: Added to every count of tokens or samples that a mean divides by, 1e-8 in
+            verl and NeMo-RL; 0 takes a count as at least 1.
         fragments: What the mean over the tokens of a sample divides by: its `own` trained tokens,
             or those of all fragments of its trajectory, `shared`; a mean over samples then divides
             by trajectories.
@@ -124,6 +137,8 @@ class LossSettings:
     )
     batch_reduction: str = name("sum", "mean")
     old_source: str = name("old", "rollout")
+    proximal: str = name("recorded", "interpolated")
+    nll_coef: float = number(0.0)
     use_kl_loss: bool | None = flag(None)
     tis: bool | None = flag(None)
     opsm: bool | None = flag(None)
@@ -158,9 +173,7 @@ class LossSettings:
     correction_log_clamp: Interval | None = interval(None)
     correction_norm: str = name("none", "token", "sequence")
     correction_norm_over: str = name("cohort", "micro-batch")
-    rejection: str = name("none", "ratio", "k1", "k2", "k3")
-    rejection_level: str = name("token", "sum", "mean", "max")
-    rejection_bounds: Interval | None = interval(None)
+    rejection: Mapping[str, Interval] = intervals(*CRITERIA)
     rejection_reverse: bool = flag(False)
     rejection_log_clamp: Interval | None = interval(None)
     veto: float | None = number(None)
@@ -174,6 +187,7 @@ class LossSettings:
     kl_loss_log_ratio_clamp: Interval | None = interval(None)
     kl_loss_weighted: bool = flag(False)
     kl_loss_weight: str = name("old", "rollout", "ratio")
+    count_epsilon: float = number(0.0)
     fragments: str = name("own", "shared")
     mean_over: str = name("scope", "micro-batch")
     micro_batch_weight: str = name("equal", "rows", "tokens")
@@ -188,6 +202,9 @@ class LossSettings:
         if self.aggregation == "sum-of-sample-mean":
             object.__setattr__(self, "aggregation", "seq-mean-token-mean")
             object.__setattr__(self, "batch_reduction", "sum")
+        if isinstance(self.rejection, Mapping):  # what it is otherwise is refused by its kind
+            ordered = dict(sorted(self.rejection.items(), key=lambda item: str(item[0])))
+            object.__setattr__(self, "rejection", ordered)
         if self.kl_loss_estimator == "low_var_kl" and self.kl_loss_clamp is None:
             object.__setattr__(self, "kl_loss_clamp", (-10.0, 10.0))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from math import isfinite, isnan
 
-from trajreplay.schema.settings import LossSettings, Settings
+from trajreplay.schema.settings import LossSettings, RewardSettings, Settings
 from trajreplay.stages.capability.ability import LOG_PROB_SOURCES, Needs
 
 _OF_BATCHES = ("m2po", "kl-cov")
@@ -18,6 +18,8 @@ def _by_micro_batch(loss: LossSettings) -> str:
         return f"loss.surrogate is {loss.surrogate!r}"
     if loss.m2_threshold is not None:
         return "loss.m2_threshold is stated"
+    if loss.nll_coef:
+        return "loss.nll_coef is stated"
     normed = loss.correction != "none" and loss.correction_norm != "none"
     if normed and loss.correction_norm_over == "micro-batch":
         return "loss.correction_norm_over is 'micro-batch'"
@@ -45,7 +47,8 @@ def only_inspected(stage: str, loss: LossSettings, columns: Collection[str]) -> 
 def takes_whole(loss: LossSettings) -> bool:
     """Whether samples of other groups enter the policy loss of one."""
     normed = loss.correction != "none" and loss.correction_norm != "none"
-    return loss.surrogate in _OF_BATCHES or loss.m2_threshold is not None or normed
+    by_batch = loss.m2_threshold is not None or loss.nll_coef != 0
+    return loss.surrogate in _OF_BATCHES or by_batch or normed
 
 
 def loss_contradictions(settings: Settings) -> Iterator[str]:
@@ -68,7 +71,27 @@ def loss_contradictions(settings: Settings) -> Iterator[str]:
         yield "loss.kl_loss_weight is 'ratio' and loss.surrogate is 'reinforce', which has none"
     yield from _of_surrogates(loss)
     yield from _of_corrections(loss)
+    yield from _of_sources(settings)
     yield from _of_means(loss)
+
+
+def _of_sources(settings: Settings) -> Iterator[str]:
+    """What an interpolated policy and the likelihood of good samples do not go with."""
+    loss, reward = settings.loss, settings.reward
+    if loss.proximal == "interpolated" and loss.old_source != "old":
+        yield f"loss.proximal is 'interpolated' and loss.old_source is {loss.old_source!r}"
+    if loss.count_epsilon < 0:
+        yield f"loss.count_epsilon is {loss.count_epsilon:g}, expected 0 or more"
+    if not loss.nll_coef:
+        return
+    if loss.mean_over != "scope" or loss.fragments != "own":
+        yield "loss.nll_coef is stated and loss.mean_over or loss.fragments is not the default"
+    plain = RewardSettings()
+    for name in ("weights", "source", "scale_from", "overlong_max_length", "stop_properly_coef"):
+        if getattr(reward, name) != getattr(plain, name):
+            yield f"loss.nll_coef is stated and reward.{name} is {getattr(reward, name)!r}"
+    if (reward.bias, reward.factor) != (plain.bias, plain.factor):
+        yield "loss.nll_coef is stated and reward.bias or reward.factor"
 
 
 def _of_surrogates(loss: LossSettings) -> Iterator[str]:
@@ -108,17 +131,16 @@ def _of_corrections(loss: LossSettings) -> Iterator[str]:
             f"loss.surrogate is 'vespo', which takes weights of tokens, and loss.correction is "
             f"{loss.correction!r}"
         )
-    bounds = loss.rejection_bounds
-    if loss.rejection != "none" and (bounds is None or not any(map(isfinite, bounds))):
-        yield f"loss.rejection is {loss.rejection!r} and loss.rejection_bounds have no end"
-    if loss.rejection == "none" and bounds is not None:
-        yield "loss.rejection_bounds are stated and loss.rejection is 'none'"
+    for name, bounds in loss.rejection.items():
+        if any(map(isnan, bounds)) or not any(map(isfinite, bounds)):
+            yield f"loss.rejection bounds {name} by {bounds}, expected at least one end"
+    if not loss.rejection and (loss.rejection_reverse or loss.rejection_log_clamp is not None):
+        yield "loss.rejection_reverse or loss.rejection_log_clamp is stated and loss.rejection not"
     for name in ("veto", "m2_threshold"):
         found = getattr(loss, name)
         if found is not None and found <= 0:
             yield f"loss.{name} is {found:g}, expected more than 0"
-    rejects = loss.rejection != "none" or loss.veto is not None or loss.m2_threshold is not None
-    if loss.rejection_denominator == "kept" and not rejects:
+    if loss.rejection_denominator == "kept" and not _rejects(loss):
         yield "loss.rejection_denominator is 'kept' and nothing rejects"
     for name in _INTERVALS:
         found = getattr(loss, name)
@@ -126,12 +148,16 @@ def _of_corrections(loss: LossSettings) -> Iterator[str]:
             yield f"loss.{name} is {found}, expected a lower and a higher bound"
 
 
+def _rejects(loss: LossSettings) -> bool:
+    """Whether tokens drop out for how far trainer and sampler disagree about them."""
+    return bool(loss.rejection) or loss.veto is not None or loss.m2_threshold is not None
+
+
 _INTERVALS = (
     "log_ratio_clamp",
     "sequence_log_ratio_clamp",
     "correction_bounds",
     "correction_log_clamp",
-    "rejection_bounds",
     "rejection_log_clamp",
     "kl_loss_clamp",
     "kl_loss_log_ratio_clamp",
@@ -174,8 +200,7 @@ def policy_needs(settings: Settings, columns: Collection[str]) -> Needs:
     # On policy the ratio is 1 whatever was stored; REINFORCE has none.
     if loss.ratio != "one" and loss.surrogate != "reinforce":
         reads[LOG_PROB_SOURCES[loss.old_source]] = None
-    rejects = loss.rejection != "none" or loss.veto is not None or loss.m2_threshold is not None
-    if loss.correction != "none" or rejects:
+    if loss.correction != "none" or _rejects(loss):
         reads |= dict.fromkeys(("old_log_probs", "rollout_log_probs"))
     if loss.opsm_delta is not None:
         reads[LOG_PROB_SOURCES[loss.opsm_source]] = None
@@ -183,20 +208,27 @@ def policy_needs(settings: Settings, columns: Collection[str]) -> Needs:
         reads[LOG_PROB_SOURCES[loss.kl_loss_weight]] = None
     if loss.kl_loss_coef:
         reads["ref_log_probs"] = None
+    if loss.nll_coef:
+        reads["raw_reward"] = None
+    if loss.proximal == "interpolated" and "old_log_probs" in reads:
+        del reads["old_log_probs"]
+        reads |= dict.fromkeys(("rollout_log_probs", "weight_versions"))
     if loss.fragments == "shared":
         reads["trajectory_id"] = None
     if _by_micro_batch(loss):
         reads["micro_batch_id"] = None
-    scalars = ["loss", "pg_loss"]
     # Without a bonus the loss does not read the entropy, so a capture may leave it out.
     if loss.entropy_coef != 0 or "entropy" in columns:
         reads["entropy"] = None
-        scalars.append("entropy_loss")
+    return tuple(reads), _scalars(loss, "entropy" in reads)
+
+
+def _scalars(loss: LossSettings, bonus: bool) -> tuple[str, ...]:
+    """The scalars that a policy loss is held against."""
+    scalars = ["loss", "pg_loss", *(["entropy_loss"] if bonus else [])]
     if loss.ratio != "one" and loss.surrogate == "ppo-clip":
         scalars += ["pg_clipfrac", "ppo_kl"]
-    if loss.kl_loss_coef:
-        scalars.append("kl_loss")
-    return tuple(reads), tuple(scalars)
+    return (*scalars, *(["kl_loss"] if loss.kl_loss_coef else []))
 
 
 def value_needs(settings: Settings, columns: Collection[str]) -> Needs:

@@ -9,7 +9,7 @@ from trajreplay.schema.errors import StageError
 from trajreplay.schema.identity import ParallelCoordinates
 from trajreplay.schema.settings import SECTIONS, Settings
 from trajreplay.schema.settings.knobs import kinds
-from trajreplay.stages.capability import rewards, v2
+from trajreplay.stages.capability import advantages, rewards, v2
 from trajreplay.stages.capability.ability import LOG_PROB_SOURCES, Ability
 from trajreplay.stages.reuse import find_kernel
 
@@ -78,6 +78,8 @@ def _contradictions(stage: str, settings: Settings) -> Iterator[str]:
     by_stride = stage == "reward.post_process" and reward.grouping == "stride"
     if by_stride and not reward.n_samples_per_prompt:
         yield "reward.grouping is 'stride' and reward.n_samples_per_prompt is not stated"
+    if stage == "loss.policy" and loss.proximal != "recorded":
+        yield "loss.proximal is 'interpolated'; a kernel is given log-probs as recorded"
     if stage == "loss.policy" and loss.fragments == "shared":
         yield "loss.fragments are 'shared'; what a kernel gives is averaged sample by sample"
     if stage == "reward.post_process" and reward.unit != "sample":
@@ -110,7 +112,7 @@ def _needs(
         return (LOG_PROB_SOURCES[settings.kl.policy_source], "ref_log_probs"), ("kl",)
     if stage == "advantage.estimate":
         kl = ("kl",) if "kl" in columns or settings.advantage.kl_in_reward else ()
-        critic = rewards.critic_column(columns)
+        critic = advantages.critic_column(columns)
         values = (critic,) if critic in columns or settings.advantage.estimator == "gae" else ()
         returns = ("returns",) if "returns" in columns else ()
         return ("reward", *kl, *values), ("advantages", *returns)

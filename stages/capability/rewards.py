@@ -1,14 +1,12 @@
-"""What the V2 matrix says of rewards and advantages: contradictions, and what they read."""
+"""What the V2 matrix says of rewards: what contradicts itself, and what they read."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
 from trajreplay.schema.settings import Settings
-from trajreplay.stages.capability.ability import LOG_PROB_SOURCES, Needs
+from trajreplay.stages.capability.ability import Needs
 
-# Estimators that sum up rewards as they are, masked ones as 0.
-_OF_PLAIN_RETURNS = ("remax", "otb")
 # What other reward settings may be where a rule, or components, are normalised in their own way.
 _GROUPINGS = ("group", "batch", "consumer-batch", "stride", "agent")
 _WITH_RULES: dict[str, tuple[object, ...]] = {
@@ -111,55 +109,19 @@ def _beside(
             yield f"{what} and reward.{name} is {found!r}, expected {expected}"
 
 
-def advantage_contradictions(settings: Settings) -> Iterator[str]:
-    """Why advantages cannot be estimated as stated."""
-    advantage = settings.advantage
-    if advantage.kl_in_reward and advantage.estimator == "grpo":
-        yield (
-            "advantage.kl_in_reward is true and advantage.estimator is 'grpo', which has no token "
-            "rewards"
-        )
-    found = advantage.estimator
-    if (found == "otb" or advantage.opd_coef) and settings.kl.policy_source not in LOG_PROB_SOURCES:
-        known = ", ".join(map(repr, LOG_PROB_SOURCES))
-        yield f"kl.policy_source is {settings.kl.policy_source!r}; v2 recomputes {known}"
-    if advantage.kl_in_reward and found == "opd":
-        yield "advantage.kl_in_reward is true and advantage.estimator is 'opd'"
-    if found == "opd" and not advantage.opd_coef:
-        yield "advantage.estimator is 'opd' and advantage.opd_coef is 0"
-    if found in _OF_PLAIN_RETURNS and advantage.gamma != 1:
-        yield f"advantage.estimator is {found!r} and advantage.gamma is {advantage.gamma:g}"
-    if found in _OF_PLAIN_RETURNS and advantage.masking not in ("through", "multiply"):
-        yield f"advantage.estimator is {found!r} and advantage.masking is {advantage.masking!r}"
-    if advantage.reward_source == "token" and found in ("reinforce++-baseline", "opd"):
-        yield f"advantage.reward_source is 'token' and advantage.estimator is {found!r}"
-    if advantage.estimator == "gae" and advantage.masking == "reset":
-        yield "advantage.masking is 'reset' and advantage.estimator is 'gae', which has no resets"
-    if advantage.lam_alpha is not None and advantage.lam_alpha <= 0:
-        yield f"advantage.lam_alpha is {advantage.lam_alpha:g}, expected more than 0"
-    if advantage.whiten != "none" and advantage.whiten_ddof not in (0, 1):
-        yield f"advantage.whiten_ddof is {advantage.whiten_ddof}; v2 recomputes 0 or 1"
-    if advantage.kl_in_reward and settings.kl.coef == 0:
-        yield "advantage.kl_in_reward is true and kl.coef is 0"
-
-
 def _is_range(name: str, bounds: tuple[float, float]) -> bool:
     """Whether an interval can be clipped to or, of a scale, mapped."""
     inside = bounds[0] < float("inf") and bounds[1] > float("-inf")
     return inside and (not name.startswith("scale") or all(abs(one) < 1e38 for one in bounds))
 
 
-def takes_whole(stage: str, settings: Settings) -> bool:
-    """Whether samples of other groups enter the result of one."""
-    reward, advantage = settings.reward, settings.advantage
-    if stage == "reward.post_process":
-        by_batch = reward.grouping not in ("group", "agent", "none")
-        by_batch |= reward.std_grouping == "batch"
-        by_batch |= reward.combination == "normalise-then-sum" or reward.rule == "gpg"
-        return by_batch or reward.unit != "sample"
-    if stage == "advantage.estimate":
-        return advantage.whiten not in ("none", "sample") or advantage.estimator == "otb"
-    return False
+def takes_whole(settings: Settings) -> bool:
+    """Whether samples of other groups enter the processed reward of one."""
+    reward = settings.reward
+    by_batch = reward.grouping not in ("group", "agent", "none")
+    by_batch |= reward.std_grouping == "batch"
+    by_batch |= reward.combination == "normalise-then-sum" or reward.rule == "gpg"
+    return by_batch or reward.unit != "sample"
 
 
 def reward_needs(settings: Settings, columns: Collection[str]) -> Needs:
@@ -204,35 +166,3 @@ def raw_needs(settings: Settings, columns: Collection[str]) -> Needs:
     summed = reward.combination == "sum-then-normalise" and "raw_reward" in columns
     pieces = "reward_components" if reward.weights else "token_rewards"
     return (pieces, *(("raw_reward",) if summed else ())), ()
-
-
-def advantage_needs(settings: Settings, columns: Collection[str]) -> Needs:
-    """What advantage.estimate reads and writes."""
-    advantage = settings.advantage
-    estimator, policy = advantage.estimator, LOG_PROB_SOURCES.get(settings.kl.policy_source, "")
-    by_group = estimator == "otb" or advantage.whiten == "group"
-    asked = (
-        ("reward", advantage.reward_source == "sample" and estimator != "opd"),
-        ("token_rewards", advantage.reward_source == "token"),
-        ("kl", advantage.kl_in_reward),
-        (critic_column(columns), estimator == "gae"),
-        ("greedy_reward", estimator == "remax"),
-        ("sum_pi_squared", estimator == "otb"),
-        ("group_id", by_group),
-        (policy, estimator == "otb" or advantage.opd_coef != 0),
-        ("teacher_log_probs", advantage.opd_coef != 0),
-        ("message_faults", bool(message_faults(settings))),
-    )
-    reads = tuple(name for name, on in asked if on)
-    return reads, ("advantages", *(("returns",) if "returns" in columns else ()))
-
-
-def message_faults(settings: Settings) -> dict[int, float]:
-    """The advantages that tokens of faulty messages get, by the number of the fault."""
-    given = (settings.advantage.invalid_tool_call, settings.advantage.malformed_thinking)
-    return {kind: one for kind, one in enumerate(given, 1) if one is not None}
-
-
-def critic_column(columns: Collection[str]) -> str:
-    """The critic's values before the update: what GAE was made of."""
-    return "old_values" if "old_values" in columns else "values"

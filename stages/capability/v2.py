@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from trajreplay.schema.identity import ParallelCoordinates
 from trajreplay.schema.settings import SECTIONS, Settings
 from trajreplay.schema.settings.knobs import kinds
-from trajreplay.stages.capability import losses, rewards
+from trajreplay.stages.capability import advantages, losses, rewards
 from trajreplay.stages.capability.ability import LOG_PROB_SOURCES, Ability, Needs
 
 # The settings that each stage reads, by section.
@@ -44,7 +44,8 @@ def ability(
         return Ability("unsupported", reason)
     reads, writes = _NEEDS[stage](settings, columns) if stage in _NEEDS else ((), ())
     whole = stage == "loss.policy" and losses.takes_whole(settings.loss)
-    whole |= rewards.takes_whole(stage, settings)
+    whole |= stage == "reward.post_process" and rewards.takes_whole(settings)
+    whole |= stage == "advantage.estimate" and advantages.takes_whole(settings)
     return Ability("recompute", "", reads, writes, whole)
 
 
@@ -62,7 +63,7 @@ def _unknown(stage: str, settings: Settings) -> Iterator[str]:
 def _contradictions(stage: str, settings: Settings) -> Iterator[str]:
     checks = {
         "reward.post_process": rewards.reward_contradictions,
-        "advantage.estimate": rewards.advantage_contradictions,
+        "advantage.estimate": advantages.advantage_contradictions,
     }
     checks |= {"loss.policy": losses.loss_contradictions, "loss.value": losses.value_contradictions}
     if stage in checks:
@@ -79,7 +80,7 @@ _NEEDS: dict[str, Callable[[Settings, Collection[str]], Needs]] = {
     "reward.raw": rewards.raw_needs,
     "reward.post_process": rewards.reward_needs,
     "advantage.kl": _kl_needs,
-    "advantage.estimate": rewards.advantage_needs,
+    "advantage.estimate": advantages.advantage_needs,
     "loss.policy": losses.policy_needs,
     "loss.value": losses.value_needs,
 }

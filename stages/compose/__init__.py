@@ -8,6 +8,7 @@ from trajreplay.stages.compose.advantages import (
 )
 from trajreplay.stages.compose.bounded import plain_errors, plain_terms
 from trajreplay.stages.compose.bounds import SHARE, moved_bounds, moved_value_bounds
+from trajreplay.stages.compose.corrections import rollout_weights
 from trajreplay.stages.compose.losses import PolicyTerms, policy_terms, value_terms
 from trajreplay.stages.compose.rewards import (
     RewardInputs,
@@ -34,6 +35,7 @@ __all__ = [
     "plain_terms",
     "policy_terms",
     "processed_rewards",
+    "rollout_weights",
     "summed_components",
     "summed_tokens",
     "value_terms",

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from trajreplay.schema import AdvantageSettings, KlSettings
 from trajreplay.stages.kernels.advantages import grpo_advantages
 from trajreplay.stages.kernels.estimators import distillation_advantages, override_advantages
-from trajreplay.stages.kernels.gae import gae_advantages, length_adaptive_lambda
+from trajreplay.stages.kernels.gae import Gae, gae_advantages, length_adaptive_lambda
 from trajreplay.stages.kernels.kl_loss import weighted_kl
 from trajreplay.stages.kernels.optimal_baseline import optimal_token_advantages
 from trajreplay.stages.kernels.returns import (
@@ -20,6 +21,7 @@ from trajreplay.stages.kernels.returns import (
     remax_advantages,
     token_rewards,
 )
+from trajreplay.stages.kernels.segments import segment_sum
 from trajreplay.stages.kernels.whitening import whiten
 
 
@@ -61,6 +63,8 @@ class AdvantageInputs:
         policy: (N,) float. Log-probabilities of the policy.
         teacher: (N,) float. Log-probabilities of its teacher.
         sum_pi_squared: (N,) float. Sums of squared probabilities.
+        weights: (N,) float. Importance weights of the rollout.
+        bootstrap: (S,) float. The critic's value past the last token, 0 where it is not taken.
         faults: (N,) integer. What is wrong with the message of each token.
         overrides: What its tokens get, by the number of the fault.
     """
@@ -78,6 +82,8 @@ class AdvantageInputs:
     policy: Tensor | None = None
     teacher: Tensor | None = None
     sum_pi_squared: Tensor | None = None
+    weights: Tensor | None = None
+    bootstrap: Tensor | None = None
     faults: Tensor | None = None
     overrides: Mapping[int, float] = field(default_factory=dict)
 
@@ -143,19 +149,29 @@ def _estimated(settings: AdvantageSettings, given: AdvantageInputs) -> Estimate:
         assert given.greedy is not None
         advantages = remax_advantages(rewards, given.greedy, given.mask, given.offsets)
         return Estimate(advantages, returns)
-    assert given.policy is not None
-    assert given.sum_pi_squared is not None
-    assert given.group is not None
-    advantages = optimal_token_advantages(
-        rewards,
-        given.policy,
-        given.sum_pi_squared,
-        given.mask,
-        given.group,
-        given.offsets,
-        zero_tail=settings.otb_zero_tail,
+    return Estimate(_less_optimal_baseline(settings, given, rewards), returns)
+
+
+def _less_optimal_baseline(
+    settings: AdvantageSettings, given: AdvantageInputs, rewards: Tensor
+) -> Tensor:
+    policy, squares, group = given.policy, given.sum_pi_squared, given.group
+    assert policy is not None
+    assert squares is not None
+    assert group is not None
+    mask, offsets, weights = given.mask, given.offsets, given.weights
+    columns = (rewards, policy, squares, mask)
+    if settings.otb_positions == "trained":
+        columns = (rewards[mask], policy[mask], squares[mask], mask[mask])
+        weights = None if weights is None else weights[mask]
+        counts = segment_sum(mask.double(), offsets).long()
+        offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    found = optimal_token_advantages(
+        *columns, group, offsets, weights=weights, zero_tail=settings.otb_zero_tail
     )
-    return Estimate(advantages, returns)
+    if settings.otb_positions == "all":
+        return found
+    return torch.zeros_like(rewards).masked_scatter(mask, found)
 
 
 def _broadcast(settings: AdvantageSettings, given: AdvantageInputs) -> Tensor:
@@ -190,17 +206,24 @@ def _gae(settings: AdvantageSettings, given: AdvantageInputs, rewards: Tensor) -
     lam: Tensor | float = settings.lam
     if settings.lam_alpha is not None:
         lam = length_adaptive_lambda(given.offsets.diff(), alpha=settings.lam_alpha)
-    assert given.values is not None
-    found = gae_advantages(
-        rewards,
-        given.values,
-        given.mask,
-        given.offsets,
-        gamma=settings.gamma,
-        lam=lam,
-        masking=settings.masking,
-    )
-    return Estimate(found.advantages, found.returns)
+    values = given.values
+    assert values is not None
+
+    def estimated(lam: Tensor | float) -> Gae:
+        return gae_advantages(
+            rewards,
+            values,
+            given.mask,
+            given.offsets,
+            gamma=settings.gamma,
+            lam=lam,
+            masking=settings.masking,
+            bootstrap=given.bootstrap,
+        )
+
+    found = estimated(lam)
+    targets = found if settings.lam_returns is None else estimated(settings.lam_returns)
+    return Estimate(found.advantages, targets.returns)
 
 
 def _distilled(

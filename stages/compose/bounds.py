@@ -39,10 +39,13 @@ def moved_bounds(
         found = getattr(settings, name)
         if found is not None:
             summed = settings.correction.startswith("sequence") and name == "correction_bounds"
-            summed |= settings.rejection_level == "sum" and name == "rejection_bounds"
             summed |= settings.ratio == "sequence-sum" and name in _OF_RATIOS
             mine = against if name in _AGAINST else share
             changes[name] = move(found, mine * max(longest, 1) ** 0.5 if summed else mine)
+    changes["rejection"] = {
+        name: _longer(found, against * (longest**0.5 if name.startswith("sum-") else 1.0))
+        for name, found in settings.rejection.items()
+    }
     return replace(settings, **changes)
 
 
@@ -71,7 +74,7 @@ def _longer(bounds: Interval, share: float) -> Interval:
     return moved if moved[0] <= moved[1] else bounds
 
 
-_AGAINST = ("correction_bounds", "rejection_bounds", "veto", "m2_threshold", "opsm_delta")
+_AGAINST = ("correction_bounds", "veto", "m2_threshold", "opsm_delta")
 _OF_RATIOS = ("eps_clip", "eps_clip_high", "dual_clip")
 _MOVES: dict[str, Callable[[Any, float], Any]] = {
     "eps_clip": _wider,
@@ -82,7 +85,6 @@ _MOVES: dict[str, Callable[[Any, float], Any]] = {
     "sapo_tau_neg": _larger,
     "m2po_kl2_budget": _larger,
     "correction_bounds": _longer,
-    "rejection_bounds": _longer,
     "veto": _larger,
     "m2_threshold": _larger,
     "opsm_delta": _wider,

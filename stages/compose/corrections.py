@@ -60,8 +60,14 @@ def rollout_weights(settings: LossSettings, given: LossInputs) -> Tensor | None:
 
 
 def _weights(settings: LossSettings, given: LossInputs, level: str) -> Tensor:
-    clamp = settings.correction_log_clamp
-    return importance_weights(_gap(given), given.mask, given.offsets, level=level, clamp=clamp)
+    return importance_weights(
+        _gap(given),
+        given.mask,
+        given.offsets,
+        level=level,
+        clamp=settings.correction_log_clamp,
+        epsilon=settings.count_epsilon,
+    )
 
 
 def _gap(given: LossInputs) -> Tensor:
@@ -79,20 +85,21 @@ def kept_tokens(settings: LossSettings, given: LossInputs) -> Tensor | None:
         (N,) bool, false where masked; None where the loss rejects nothing.
     """
     keeps: list[Tensor] = []
-    if settings.rejection != "none":
-        assert settings.rejection_bounds is not None  # the capability matrix asks for them
-        low, high = (one if isfinite(one) else None for one in settings.rejection_bounds)
+    for name, bounds in settings.rejection.items():
+        level, _, metric = name.partition("-")
+        low, high = (one if isfinite(one) else None for one in bounds)
         keeps.append(
             divergence_keep(
                 _gap(given),
                 given.mask,
                 given.offsets,
-                metric=settings.rejection,
-                statistic=settings.rejection_level,
+                metric=metric,
+                statistic=level,
                 low=low,
                 high=high,
                 reverse=settings.rejection_reverse,
                 log_ratio_clamp=settings.rejection_log_clamp,
+                epsilon=settings.count_epsilon,
             ).keep
         )
     if settings.veto is not None:

@@ -16,10 +16,11 @@ from trajreplay.stages.compose.advantages import (
     estimate_advantages,
     kl_tokens,
 )
+from trajreplay.stages.compose.corrections import rollout_weights
 from trajreplay.stages.compose.losses import PolicyTerms, policy_terms, value_terms
 from trajreplay.stages.compose.rewards import RewardInputs, processed_rewards, summed_tokens
 from trajreplay.stages.compose.surrogates import LossInputs
-from trajreplay.stages.kernels import segment_sum, seq_mean_token_mean
+from trajreplay.stages.kernels import proximal_log_probs, segment_sum, seq_mean_token_mean
 
 # Five samples: a group of four and a lone one, whose reward is large; the second is truncated.
 _REWARDS = [1.0, 0.0, 0.0, 0.5, 12.0]
@@ -39,12 +40,15 @@ _COLUMNS = {
     "old_values": [0.4, 0.9, 0.3, 0.1, 0.2, 0.2, 0.2, 0.4, 0.1],
     "returns": [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.5, 0.5, 12.0],
 }
+_TRUNCATED = [False, True, False, False, False]
 _GREEDY = [0.5, 0.5, 0.5, 0.5, 10.0]
 _KEPT = [0.25, 0.25, 0.75, 0.75, 8.0]
 _TURNS = [1, 3, 2, 2, 1]
 _TOTALS = [5, 5, 4, 6, 3]
 _AGENTS = [0, 0, 1, 1, 2]  # of the group of four, two each
 _FAULTS = [0, 0, 0, 0, 1, 0, 0, 2, 0]
+_VERSIONS, _CURRENT = [3, 3, 5, 5, 2, 2, 4, 3, 5], 6
+_LAST = [0.6, 0.2, 0.1, 0.5, 9.0]
 _MASK = [1, 1, 1, 0, 1, 1, 1, 1, 1]
 N_SAMPLES_PER_PROMPT = 4
 
@@ -88,7 +92,6 @@ def _reward(settings: Settings) -> Tensor:
     count = len(settings.reward.weights)
     parts = torch.arange(count).double() - (count - 1) / 2
     components = raw[:, None] / max(count, 1) + parts
-    truncated = torch.tensor([False, True, False, False, False])
     given = RewardInputs(
         groups.get(settings.reward.grouping, one),
         one,
@@ -96,7 +99,7 @@ def _reward(settings: Settings) -> Tensor:
         segment_sum(torch.tensor(_MASK).double(), _offsets()),
         trajectory=torch.arange(len(_REWARDS)),
         step=torch.zeros(len(_REWARDS), dtype=torch.int64),
-        truncated=truncated,
+        truncated=torch.tensor(_TRUNCATED),
         greedy=torch.tensor(_GREEDY).double(),
         kept=torch.tensor(_KEPT).double(),
         prompt=torch.tensor(_GROUPS),
@@ -116,7 +119,10 @@ def _kl_tokens(settings: Settings) -> Tensor:
 
 def _advantage(settings: Settings) -> Tensor:
     mask = torch.tensor(_MASK) != 0
-    columns = _columns()
+    columns, last = _columns(), torch.tensor(_LAST).double()
+    weights = None
+    if settings.advantage.otb_weights == "correction":
+        weights = rollout_weights(settings.loss, LossInputs(columns, mask, _offsets()))
     given = AdvantageInputs(
         mask,
         _offsets(),
@@ -131,6 +137,10 @@ def _advantage(settings: Settings) -> Tensor:
         policy=columns[LOG_PROB_SOURCES[settings.kl.policy_source]],
         teacher=columns["teacher_log_probs"],
         sum_pi_squared=columns["sum_pi_squared"],
+        weights=weights,
+        bootstrap={"last": last, "truncated": last * torch.tensor(_TRUNCATED)}.get(
+            settings.advantage.bootstrap
+        ),
         faults=torch.tensor(_FAULTS),
         overrides=message_faults(settings),
     )
@@ -139,12 +149,25 @@ def _advantage(settings: Settings) -> Tensor:
 
 def _loss(settings: Settings) -> Tensor:
     loss, mask = settings.loss, torch.tensor(_MASK) != 0
-    found = policy_terms(loss, LossInputs(_columns(), mask, _offsets()))
+    columns = _columns()
+    if loss.proximal == "interpolated":
+        columns["old_log_probs"] = proximal_log_probs(
+            columns["log_probs"],
+            columns["rollout_log_probs"],
+            torch.tensor(_VERSIONS),
+            _CURRENT,
+        )
+    found = policy_terms(loss, LossInputs(columns, mask, _offsets()))
     terms = found.terms
     coefs = {"pg_loss": 1.0, "kl_loss": loss.kl_loss_coef, "entropy_loss": -loss.entropy_coef}
     tokens = sum(coef * terms[name] for name, coef in coefs.items() if name in terms)
     assert isinstance(tokens, Tensor)
-    return _aggregated(settings, tokens, found)
+    return _aggregated(settings, tokens, found) + loss.nll_coef * _nll(found.summed)
+
+
+def _nll(summed: Tensor) -> Tensor:
+    good = summed & (torch.tensor(_REWARDS) > 0).repeat_interleave(torch.tensor(_LENGTHS))
+    return -_columns()["log_probs"][good].sum() / good.sum().clamp(min=1)
 
 
 def _value(settings: Settings) -> Tensor:
@@ -155,11 +178,12 @@ def _aggregated(settings: Settings, tokens: Tensor, found: PolicyTerms | None = 
     loss, mask = settings.loss, torch.tensor(_MASK).double()
     counted = mask if found is None else found.counted.double()
     counts = segment_sum(counted, _offsets())
+    epsilon = loss.count_epsilon
     means = seq_mean_token_mean(
         tokens,
         mask if found is None else found.summed.double(),
         _offsets(),
-        denominator=counts.clamp(min=1.0),
+        denominator=counts + epsilon if epsilon else counts.clamp(min=1.0),
     )
     if loss.aggregation == "constant-norm":
         rows = len(_LENGTHS) if loss.constant_norm_by_rows else 1
@@ -168,7 +192,8 @@ def _aggregated(settings: Settings, tokens: Tensor, found: PolicyTerms | None = 
     total = (means.mean if by_mean else means.numerator).sum()
     if loss.batch_reduction == "sum":
         return total
-    return total / (counts.sum() if loss.aggregation == "token-mean" else len(_LENGTHS))
+    divided = counts.sum() if loss.aggregation == "token-mean" else len(_LENGTHS)
+    return total / (divided + epsilon)
 
 
 def _columns() -> dict[str, Tensor]:

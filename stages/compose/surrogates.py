@@ -68,7 +68,9 @@ def scored_tokens(
     columns = given.columns
     log_probs, advantages = columns["log_probs"], columns["advantages"]
     if settings.advantage_level == "sequence-mean":
-        advantages = sample_values(advantages, given.mask, given.offsets)
+        advantages = sample_values(
+            advantages, given.mask, given.offsets, epsilon=settings.count_epsilon
+        )
     if settings.surrogate == "reinforce":
         return Scored({"pg_loss": policy_gradient_loss(log_probs, advantages)})
     old = None if settings.ratio == "one" else columns[LOG_PROB_SOURCES[settings.old_source]]
@@ -80,6 +82,7 @@ def scored_tokens(
             given.mask,
             given.offsets,
             form=_SEQUENCE_FORMS[settings.ratio],
+            epsilon=settings.count_epsilon,
             clamp=settings.sequence_log_ratio_clamp,
         )
     tokens = _Tokens(given, log_probs, ratio, advantages, weights)
@@ -169,6 +172,7 @@ def _gmpo(settings: LossSettings, tokens: _Tokens) -> dict[str, Tensor]:
         given.offsets,
         eps_clip=settings.eps_clip,
         eps_clip_high=settings.eps_clip_high,
+        epsilon=settings.count_epsilon,
     )
     # One value a sample, given to each of its tokens, is the mean over them.
     return {"pg_loss": spread(sample.pg_loss, given.offsets), "pg_clipfrac": sample.clipped}

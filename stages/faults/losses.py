@@ -10,8 +10,7 @@ from torch import Tensor
 from trajreplay.schema.settings import Settings, with_changes
 from trajreplay.stages.block import Block
 from trajreplay.stages.capability import LOG_PROB_SOURCES
-from trajreplay.stages.compose import LossInputs, policy_terms
-from trajreplay.stages.compose.corrections import rollout_weights
+from trajreplay.stages.compose import LossInputs, policy_terms, rollout_weights
 from trajreplay.stages.faults.fault import (
     Fault,
     Told,

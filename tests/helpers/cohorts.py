@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from tests.helpers.trainer import METRICS, Arithmetic, Sample, Trainer
@@ -58,6 +59,7 @@ def capture(
     parallel: Mapping[int, ParallelCoordinates] | None = None,
     settings: Any = None,
     without: Sequence[str] = (),
+    versions: Mapping[str, int] = MappingProxyType({}),
     **options: Any,
 ) -> list[Entry]:
     """Write one cohort, a capture for each rank that has a share of it.
@@ -77,6 +79,7 @@ def capture(
         parallel: Coordinates of ranks; by default each is a data-parallel rank.
         settings: Settings to record, if not the short form of `arithmetic`.
         without: Fields of the sample records to leave out.
+        versions: Weights that token columns were computed with.
         options: Passed on to `Lake.capture`.
 
     Returns:
@@ -104,7 +107,9 @@ def capture(
             for name in columns:
                 held = [one.columns.get(name) for one in samples]
                 if any(one is not None for one in held):
-                    builder.tensor(name, held)
+                    version = versions.get(name)
+                    source = None if version is None else "trainer"
+                    builder.tensor(name, held, source=source, weight_version=version)
             for one in (expected or {}).get(rank, ()):
                 builder.expected(one.stage, **one.values, **one.meaning)
         assert builder.entry is not None
@@ -132,6 +137,7 @@ def record(sample: Sample, without: Sequence[str] = (), *, step: bool = True) ->
         "turns": sample.turns,
         "kept_baseline": sample.kept_baseline,
         "last_value": sample.last_value,
+        "truncated": sample.truncated,
         "weight_versions": sample.weight_versions,
         "source_rollout_id": sample.rollout_id if step else None,
         "source_attempt": sample.attempt if step else None,

@@ -106,19 +106,33 @@ class ComposedTrainer(RewardTrainer):
         if settings.estimator == "reinforce++":
             returns = discounted_returns(tokens, masks, gamma=gamma, masking=settings.masking)
             return returns, returns
+        lambdas = [
+            settings.lam
+            if settings.lam_alpha is None
+            else 1.0 - 1.0 / max(settings.lam_alpha * one.length, 1.0)
+            for one in self.samples
+        ]
+        advantages, returns = self._gae(tokens, lambdas)
+        if settings.lam_returns is not None:
+            _, returns = self._gae(tokens, [settings.lam_returns] * len(rewards))
+        return advantages, returns
+
+    def _gae(self, tokens: Rows, lam: list[float]) -> tuple[Rows, Rows]:
+        settings = self.settings.advantage
+        cut = [settings.bootstrap == "last" or bool(one.truncated) for one in self.samples]
+        if settings.bootstrap == "none":
+            cut = [False] * len(cut)
         return gae(
             tokens,
             self.column("old_values"),
-            masks,
-            gamma=gamma,
-            lam=[
-                settings.lam
-                if settings.lam_alpha is None
-                else 1.0 - 1.0 / max(settings.lam_alpha * one.length, 1.0)
-                for one in self.samples
-            ],
+            self.masks,
+            gamma=[settings.gamma] * len(lam),
+            lam=lam,
             masking=settings.masking,
-            bootstrap=[0.0] * len(rewards),
+            bootstrap=[
+                (one.last_value or 0.0) * taken
+                for one, taken in zip(self.samples, cut, strict=True)
+            ],
         )
 
     def _less_baseline(self, tokens: Rows) -> tuple[Rows, Rows]:
@@ -132,16 +146,21 @@ class ComposedTrainer(RewardTrainer):
                 for row, mask, base in zip(returns, masks, greedy, strict=True)
             ]
             return advantages, returns
-        advantages = optimal_token_advantages(
-            tokens,
-            self.column(f"{self.settings.kl.policy_source}_log_probs"),
-            self.column("sum_pi_squared"),
-            [[1.0] * len(mask) for mask in masks],
-            masks,
-            self.prompts(),
-            zero_tail=settings.otb_zero_tail,
-        )
-        return advantages, returns
+        weights = [[1.0] * len(mask) for mask in masks]
+        if settings.otb_weights == "correction":
+            weights = self.weights
+        policy = self.column(f"{self.settings.kl.policy_source}_log_probs")
+        given = (tokens, policy, self.column("sum_pi_squared"), weights, masks)
+        if settings.otb_positions == "trained":
+            given = tuple(_only(rows, masks) for rows in given)  # type: ignore[assignment]
+        dense = optimal_token_advantages(*given, self.prompts(), zero_tail=settings.otb_zero_tail)
+        if settings.otb_positions == "all":
+            return dense, returns
+        found = []
+        for row, mask in zip(dense, masks, strict=True):
+            left = iter(row)
+            found.append([next(left) if m else 0.0 for m in mask])
+        return found, returns
 
     def _whitened(self, advantages: Rows) -> Rows:
         settings, masks = self.settings.advantage, self.masks
@@ -168,3 +187,9 @@ class ComposedTrainer(RewardTrainer):
             rows.append(flat[start : start + len(row)])
             start += len(row)
         return rows
+
+
+def _only(rows: Rows, masks: Rows) -> Rows:
+    """The values of trained tokens."""
+    pairs = zip(rows, masks, strict=True)
+    return [[x for x, m in zip(*pair, strict=True) if m] for pair in pairs]

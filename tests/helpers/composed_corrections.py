@@ -14,6 +14,8 @@ from tests.helpers.trainer import Sample
 from trajreplay import Settings
 
 Rows = list[list[float]]
+# The weights that the current log-probs of the training were made with.
+CURRENT = 6
 LEVELS = {
     "tis": ("token", "truncate"),
     "icepop": ("token", "zero"),
@@ -63,6 +65,33 @@ class LossRows:
             one.columns[name] = float32(row)
 
     @cached_property
+    def proximal(self) -> Rows:
+        """Log-probs of the policy before the update: as recorded, or between rollout and now."""
+        old = self.column("old_log_probs")
+        if self.settings.loss.proximal == "recorded":
+            return old
+        found = []
+        rows = zip(self.column("log_probs"), self.column("rollout_log_probs"), strict=True)
+        for one, (now, then) in zip(self.samples, rows, strict=True):
+            made = [-1] * one.length
+            for start, stop, version in one.weight_versions or []:
+                made[start:stop] = [version] * (stop - start)
+            shares = [
+                0.0 if v < 0 or v >= CURRENT else (CURRENT - 1 - v) / (CURRENT - v) for v in made
+            ]
+            found.append([r + a * (p - r) for p, r, a in zip(now, then, shares, strict=True)])
+        return found
+
+    def behind(self, source: str) -> Rows:
+        """What a ratio divides by: the policy before the update, or that of the rollout."""
+        return self.proximal if source == "old" else self.column("rollout_log_probs")
+
+    def divided(self, count: float) -> float:
+        """What a mean over so many divides by."""
+        epsilon = self.settings.loss.count_epsilon
+        return count + epsilon if epsilon else max(count, 1.0)
+
+    @cached_property
     def masks(self) -> Rows:
         """The loss mask of every sample."""
         return [[float(m) for m in one.mask] for one in self.samples]
@@ -82,18 +111,18 @@ class LossRows:
         loss, flat = self.settings.loss, _flat(self.masks)
         gaps, lengths = _flat(self._gaps), [one.length for one in self.samples]
         keep = [m != 0 for m in flat]
-        if loss.rejection != "none":
-            assert loss.rejection_bounds is not None
+        for name, (low, high) in loss.rejection.items():
+            level, metric = name.split("-")
             judged = reference_means.criterion(
                 gaps,
                 flat,
                 lengths,
-                metric=loss.rejection,
-                statistic=loss.rejection_level,
+                metric=metric,
+                statistic=level,
                 reverse=loss.rejection_reverse,
                 clamp=loss.rejection_log_clamp or (-math.inf, math.inf),
+                epsilon=loss.count_epsilon,
             )
-            low, high = loss.rejection_bounds
             keep = [k and low <= one <= high for k, one in zip(keep, judged, strict=True)]
         if loss.veto is not None:
             kept = reference_means.vetoed(gaps, flat, lengths, threshold=loss.veto)
@@ -115,7 +144,7 @@ class LossRows:
 
     @cached_property
     def _gaps(self) -> Rows:
-        pairs = zip(self.column("old_log_probs"), self.column("rollout_log_probs"), strict=True)
+        pairs = zip(self.proximal, self.column("rollout_log_probs"), strict=True)
         return [[o - r for o, r in zip(*pair, strict=True)] for pair in pairs]
 
     @cached_property
@@ -128,11 +157,14 @@ class LossRows:
         lengths = [one.length for one in self.samples]
         clamp = loss.correction_log_clamp or (-math.inf, math.inf)
         level, action = LEVELS[loss.correction]
-        raw = reference_means.importance_weights(gaps, mask, lengths, level=level, clamp=clamp)
+        epsilon = loss.count_epsilon
+        raw = reference_means.importance_weights(
+            gaps, mask, lengths, level=level, clamp=clamp, epsilon=epsilon
+        )
         judged = raw
         if loss.correction == "geometric-mask":
             judged = reference_means.importance_weights(
-                gaps, mask, lengths, level="geometric", clamp=clamp
+                gaps, mask, lengths, level="geometric", clamp=clamp, epsilon=epsilon
             )
         bounded = [
             reference_means.bound_weight(w, c, low=low, high=high, action=action)[0]

@@ -66,7 +66,7 @@ class LossTrainer(SurrogateRows):
         def get(name: str) -> list[float]:
             return self.column(name)[row]
 
-        lp, old, roll = get("log_probs"), get("old_log_probs"), get("rollout_log_probs")
+        lp, old, roll = get("log_probs"), self.proximal[row], get("rollout_log_probs")
         terms: dict[str, list[float]] = {"entropy_loss": get("entropy")}
         ratios = [0.0] * len(lp)
         if loss.ratio != "one":
@@ -96,7 +96,7 @@ class LossTrainer(SurrogateRows):
         loss, lp = self.settings.loss, self.column("log_probs")[row]
         powers = list(ratios)
         if loss.kl_loss_weight != "ratio":
-            other = self.column(f"{loss.kl_loss_weight}_log_probs")[row]
+            other = self.behind(loss.kl_loss_weight)[row]
             powers = [a - b for a, b in zip(lp, other, strict=True)]
         rows = zip(lp, self.column("ref_log_probs")[row], powers, strict=True)
         return [self._kl_loss(*one) for one in rows]
@@ -131,7 +131,22 @@ class LossTrainer(SurrogateRows):
         loss = self.settings.loss
         if loss.mean_over == "micro-batch":
             return self._of_means(stage, name, terms, rows)
-        return self._mean(stage, name, terms, rows)
+        mean = self._mean(stage, name, terms, rows)
+        return mean + loss.nll_coef * self._nll(rows) if name == "loss" else mean
+
+    def _nll(self, rows: list[int]) -> float:
+        """The sum over micro-batches of the mean of -log pi in samples that scored."""
+        total = 0.0
+        for batch in {self.batches[row] for row in rows}:
+            tokens = [
+                -lp
+                for row in rows
+                if self.batches[row] == batch and self.samples[row].raw_reward > 0
+                for lp, m in zip(self.column("log_probs")[row], self.summed[row], strict=True)
+                if m
+            ]
+            total += math.fsum(tokens) / max(len(tokens), 1)
+        return total
 
     def _of_means(
         self, stage: str, name: str, terms: Sequence[Mapping[str, list[float]]], rows: list[int]
@@ -157,7 +172,7 @@ class LossTrainer(SurrogateRows):
         sums = [sum(m * x for m, x in zip(summed[r], terms[r][name], strict=True)) for r in rows]
         counts = [sum(counted[r]) for r in rows]
         if loss.aggregation == "seq-mean-token-mean":
-            sums = [one / max(count, 1.0) for one, count in zip(sums, counts, strict=True)]
+            sums = [one / self.divided(count) for one, count in zip(sums, counts, strict=True)]
         total = math.fsum(sums)
         with_tokens = loss.denominator_rows == "with-tokens"
         there = sum(count > 0 for count in counts) if with_tokens else len(rows)
@@ -168,5 +183,7 @@ class LossTrainer(SurrogateRows):
             return total
         if loss.aggregation == "token-mean":
             least = 1.0 if loss.token_count == "at-least-one" else 0.0
-            return total / (sum(max(count, least) for count in counts) or 1.0)
-        return total / (there or 1.0)
+            return total / (
+                (sum(max(count, least) for count in counts) or 1.0) + loss.count_epsilon
+            )
+        return total / ((there or 1.0) + loss.count_epsilon)

@@ -16,14 +16,14 @@ class SurrogateRows(LossRows):
         lp, advantages = self.column("log_probs")[row], self.column("advantages")[row]
         if loss.advantage_level == "sequence-mean":
             total = sum(m * a for m, a in zip(mask, advantages, strict=True))
-            advantages = [total / max(sum(mask), 1.0)] * len(advantages)
+            advantages = [total / self.divided(sum(mask))] * len(advantages)
         if loss.surrogate == "reinforce":
             return {"pg_loss": [-a * one for a, one in zip(advantages, lp, strict=True)]}
         if loss.surrogate in ("m2po", "kl-cov"):
             return self._of_batches(row, ratios)
         if loss.surrogate in ("gmpo", "vespo"):
             return self._of_samples(row, ratios, advantages, lp)
-        behind = self.column(f"{loss.old_source}_log_probs")[row]
+        behind = self.behind(loss.old_source)[row]
         tokens = zip(ratios, advantages, lp, behind, strict=True)
         scored = [self._surrogate(*one) for one in tokens]
         return {
@@ -38,7 +38,7 @@ class SurrogateRows(LossRows):
             return ratios
         total = sum(m * one for m, one in zip(mask, ratios, strict=True))
         if loss.ratio == "sequence-mean":
-            total /= max(sum(mask), 1.0)
+            total /= self.divided(sum(mask))
         return [clamped(total, loss.sequence_log_ratio_clamp)] * len(ratios)
 
     def _of_batches(self, row: int, ratios: Sequence[float]) -> dict[str, list[float]]:
@@ -85,7 +85,7 @@ class SurrogateRows(LossRows):
     ) -> dict[str, list[float]]:
         """GMPO and VESPO: one factor for all tokens of a sample."""
         loss, mask = self.settings.loss, self.counted[row]
-        count, trained = max(sum(mask), 1.0), [t for t, m in enumerate(mask) if m]
+        count, trained = self.divided(sum(mask)), [t for t, m in enumerate(mask) if m]
         if loss.surrogate == "vespo":
             total = sum(clamped(ratios[t], (-20.0, 20.0)) for t in trained)
             if loss.correction != "none":

@@ -13,10 +13,11 @@ def importance_weights(
     *,
     level: str,
     clamp: tuple[float, float] = (-math.inf, math.inf),
+    epsilon: float = 0.0,
 ) -> list[float]:
     """Weigh every token by its own ratio, or the product or geometric mean of its sample's."""
     statistic = {"token": "token", "sequence": "sum", "geometric": "mean"}[level]
-    exponents = statistics(log_weights, mask, lengths, statistic=statistic)
+    exponents = statistics(log_weights, mask, lengths, statistic=statistic, epsilon=epsilon)
     return [exp(clamped(exponent, *clamp)) for exponent in exponents]
 
 
@@ -67,6 +68,7 @@ def criterion(
     statistic: str,
     reverse: bool,
     clamp: tuple[float, float] = (-math.inf, math.inf),
+    epsilon: float = 0.0,
 ) -> list[float]:
     """Measure the divergence that every token is judged by."""
     estimates = []
@@ -74,7 +76,7 @@ def criterion(
         d = clamped(-log_weight if reverse else log_weight, *clamp)
         known = {"ratio": d, "k1": d, "k2": d * d / 2, "k3": exp(-d) - 1 + d}
         estimates.append(known[metric])
-    found = statistics(estimates, mask, lengths, statistic=statistic)
+    found = statistics(estimates, mask, lengths, statistic=statistic, epsilon=epsilon)
     return [exp(value) for value in found] if metric == "ratio" else found
 
 

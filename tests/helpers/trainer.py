@@ -45,6 +45,7 @@ class Sample:
     turns: int | None = None
     kept_baseline: float | None = None
     last_value: float | None = None
+    truncated: bool | None = None
     weight_versions: list[tuple[int, int, int]] | None = None
 
     @property

@@ -1,5 +1,6 @@
 """Advantages as settings name them: what they make of rewards is what verl makes of them."""
 
+import math
 from typing import Any
 
 import pytest
@@ -14,9 +15,11 @@ from tests.oracles.test_advantages import GAMMA, GDPO_WEIGHTS, LAM, LEAST_DEVIAT
 from trajreplay import profile, with_changes
 from trajreplay.stages.compose import (
     AdvantageInputs,
+    LossInputs,
     RewardInputs,
     estimate_advantages,
     processed_rewards,
+    rollout_weights,
 )
 
 pytestmark = pytest.mark.oracle
@@ -30,6 +33,9 @@ TOKENS = {
     "advantage.gamma": GAMMA,
 }
 BY_TOKEN = {"reward.grouping": "none", "advantage.reward_source": "token"}
+OTB = {**BY_TOKEN, "advantage.estimator": "otb", "advantage.otb_weights": "correction"}
+# Weights as they are; of the logarithms that are given, which are those of verl's weights.
+FREE = {"loss.correction": "tis", "loss.correction_bounds": (0.0, math.inf)}
 # What is changed of the profile of verl.
 CASES: dict[str, dict[str, Any]] = {
     "gae": {**TOKENS, **WHITE, "advantage.estimator": "gae", "advantage.lam": LAM},
@@ -43,7 +49,8 @@ CASES: dict[str, dict[str, Any]] = {
     "grpo_passk": {"reward.rule": "pass@k"},
     "grpo_vectorized": {},
     "opo": {**CENTRED, "reward.baseline": "length-weighted"},
-    "optimal_token_baseline": {**BY_TOKEN, "advantage.estimator": "otb"},
+    "optimal_token_baseline": OTB,
+    "tir_optimal_token_baseline": {**OTB, "advantage.otb_positions": "trained"},
     "reinforce_plus_plus": {**TOKENS, **WHITE, "advantage.estimator": "reinforce++"},
     "reinforce_plus_plus_baseline": {
         **CENTRED,
@@ -54,16 +61,25 @@ CASES: dict[str, dict[str, Any]] = {
     "rloo": {**CENTRED, "reward.baseline": "leave-one-out"},
     "rloo_vectorized": {**CENTRED, "reward.baseline": "leave-one-out", "reward.lone": "zero"},
 }
-LEFT_OUT = {"tir_optimal_token_baseline": "no setting cuts masked tokens out before the baseline"}
+LEFT_OUT: dict[str, str] = {}
 
 
 def estimated(batch: Batch, changes: dict[str, Any]) -> Tensor:
     """The advantages that the settings make of a batch, as the replay does."""
-    settings = with_changes(profile("verl").settings, changes)
+    settings = with_changes(profile("verl").settings, FREE | changes)
     raw = batch.components if settings.reward.weights else batch.scores
     trained = batch.mask.sum(1)
     given = RewardInputs(batch.group_index, batch.one_set, batch.lengths, trained.double())
     sums = batch.values.square().clamp(max=1.0)
+    weights = None
+    if settings.advantage.otb_weights == "correction":
+        old = batch.packed(batch.old_log_probs)
+        columns = {
+            "old_log_probs": old,
+            "rollout_log_probs": old - batch.packed(batch.weights).log(),
+        }
+        given_loss = LossInputs(columns, batch.flat_mask > 0, batch.offsets)
+        weights = rollout_weights(settings.loss, given_loss)
     return estimate_advantages(
         settings.advantage,
         AdvantageInputs(
@@ -77,6 +93,7 @@ def estimated(batch: Batch, changes: dict[str, Any]) -> Tensor:
             group=batch.group_index,
             policy=batch.packed(batch.old_log_probs),
             sum_pi_squared=batch.packed(sums),
+            weights=weights,
         ),
     ).advantages
 
@@ -95,10 +112,8 @@ def test_advantages_by_settings_are_those_of_verl(verl: Verl, name: str, batch: 
         plain = estimated(batch, {**changes, "advantage.whiten": "none"})[counted]
         assume(len(plain) > 1)
         assume(float(plain.double().std()) > LEAST_DEVIATION)
-    settings = KERNELS[name].settings(batch, verl) | {"rollout_is_weights": None}
+    settings = KERNELS[name].settings(batch, verl)
     arguments = {"token_level_rewards": batch.rewards, "response_mask": batch.mask, **settings}
-    if name != "optimal_token_baseline":
-        arguments.pop("rollout_is_weights")
     # verl writes into what it is given.
     copies = {
         key: one.clone() if isinstance(one, Tensor) else one for key, one in arguments.items()

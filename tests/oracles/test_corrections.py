@@ -137,6 +137,23 @@ def test_rejected_tokens_are_those_of_verl(verl: Verl, option: str, batch: Batch
     )
 
 
+def rejecting(*options: str) -> dict[str, Any]:
+    """The settings that say what options of verl do."""
+    k1 = tuple(map(math.log, K1_BOUNDS))
+    criteria = {}
+    for option in options:
+        statistic, _, metric = option.rpartition("_")
+        bounds = k1 if metric == "k1" else (-math.inf, HIGH)
+        criteria[f"{STATISTICS[statistic]}-{metric}"] = bounds
+    return {
+        "rejection": criteria,
+        "rejection_reverse": True,
+        "rejection_log_clamp": CLAMP,
+        "rejection_denominator": "kept",
+        "count_epsilon": 1e-8,
+    }
+
+
 CORRECTIONS = {
     ("token", None): "tis",
     ("token", LOW): "icepop",
@@ -174,19 +191,27 @@ def test_settings_give_the_weights_of_kernels(
 @pytest.mark.parametrize("option", OPTIONS)
 @given(batch=batches())
 def test_settings_give_the_rejections_of_kernels(option: str, batch: Batch) -> None:
-    statistic, _, metric = option.rpartition("_")
-    k1_bounds = tuple(map(math.log, K1_BOUNDS))
-    settings = LossSettings(
-        rejection=metric,
-        rejection_level=STATISTICS[statistic],
-        rejection_bounds=(k1_bounds[0], k1_bounds[1]) if metric == "k1" else (-math.inf, HIGH),
-        rejection_reverse=True,
-        rejection_log_clamp=CLAMP,
-        rejection_denominator="kept",
-    )
+    settings = LossSettings(**rejecting(option))
     found = kept_tokens(settings, given_of(batch))
     assert found is not None
     assert found.equal(kept(batch, option).keep & (batch.flat_mask > 0))
+
+
+@given(batch=batches(), options=st.lists(st.sampled_from(OPTIONS), unique=True, min_size=2))
+def test_several_options_reject_what_they_do_in_verl(
+    verl: Verl, batch: Batch, options: list[str]
+) -> None:
+    for option in options:
+        kept(batch, option)  # away from its bounds
+    found, _ = verl.correction.compute_rollout_rejection_mask(
+        batch.log_probs - batch.old_log_probs,
+        batch.mask,
+        ",".join(options),
+        ",".join(map(threshold, options)),
+    )
+    expected = kept_tokens(LossSettings(**rejecting(*options)), given_of(batch))
+    assert expected is not None
+    assert (batch.packed(found) > 0).equal(expected)
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)

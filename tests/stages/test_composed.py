@@ -10,6 +10,7 @@ import torch
 
 from tests.helpers.cohorts import ALL_COLUMNS, ALL_STAGES, capture
 from tests.helpers.composed import ComposedTrainer
+from tests.helpers.composed_corrections import CURRENT
 from tests.helpers.scenes import WAY, drawn, the_cohort, the_stage
 from tests.helpers.trainer import Sample
 from trajreplay import KlSettings, Lake, LossSettings, RewardSettings, Settings, with_changes
@@ -32,14 +33,13 @@ POLICY, VALUE = "loss.policy", "loss.value"
 LEAVE_ONE_OUT = {"reward.baseline": "leave-one-out"}
 BOUNDS = {"loss.correction_bounds": (0.9, 1.05)}
 RAW = {"loss.correction": "tis", "loss.correction_bounds": (0.0, math.inf)}
-KEPT = {"loss.rejection_bounds": (0.97, 1.02)}
+KEPT = {"loss.rejection": {"token-ratio": (0.97, 1.02)}}
 RS = {
-    "loss.rejection_bounds": (-0.02, 0.01),
     "loss.rejection_reverse": True,
     "loss.rejection_log_clamp": (-20.0, 20.0),
     "loss.rejection_denominator": "kept",
 }
-SMALL = {"loss.rejection_bounds": (-math.inf, 1e-3)}
+SMALL = (-math.inf, 1e-3)
 MEAN = {"loss.batch_reduction": "mean"}
 BATCHES = {
     "loss.aggregation": "token-mean",
@@ -154,11 +154,28 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
         ESTIMATE,
     ),
     "gae of tokens": ({**GAE, **OWN}, ESTIMATE),
+    "vapo": ({**GAE, "advantage.lam_alpha": 0.5, "advantage.lam_returns": 1.0}, ESTIMATE),
+    "gae with a value past the end": (
+        {**GAE, "advantage.masking": "carry", "advantage.bootstrap": "last"},
+        ESTIMATE,
+    ),
+    "gae of areal": (
+        {**GAE, "advantage.masking": "carry", "advantage.bootstrap": "truncated"},
+        ESTIMATE,
+    ),
     "remax": ({"advantage.estimator": "remax"}, ESTIMATE),
     "remax of tokens": ({"advantage.estimator": "remax", **OWN}, ESTIMATE),
     "otb": ({"advantage.estimator": "otb", **OWN}, ESTIMATE),
     "otb of long tails": (
         {"advantage.estimator": "otb", **OWN, "advantage.otb_zero_tail": False},
+        ESTIMATE,
+    ),
+    "otb of trained tokens": (
+        {"advantage.estimator": "otb", **OWN, "advantage.otb_positions": "trained"},
+        ESTIMATE,
+    ),
+    "otb under weights": (
+        {"advantage.estimator": "otb", **OWN, "advantage.otb_weights": "correction", **RAW},
         ESTIMATE,
     ),
     "opd": ({"advantage.estimator": "opd", "advantage.opd_coef": 1.0}, ESTIMATE),
@@ -217,6 +234,29 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "dppo-tv of verl": ({**DPPO, "loss.log_ratio_clamp": (-20.0, 20.0)}, POLICY),
     "dppo-kl of verl": ({**DPPO, "loss.dppo_measure": "binary-kl", "loss.eps_clip": 0.01}, POLICY),
     "proximal policy": ({**RAW, "loss.ratio": "token"}, POLICY),
+    "proximal policy between": ({**RAW, "loss.proximal": "interpolated"}, POLICY),
+    "interpolated, without weights": ({"loss.proximal": "interpolated"}, POLICY),
+    "likelihood of good samples": ({"loss.nll_coef": 0.1}, POLICY),
+    "likelihood beside a token mean": (
+        {"loss.nll_coef": 0.1, "loss.aggregation": "token-mean", **MEAN},
+        POLICY,
+    ),
+    "half a count more": ({"loss.count_epsilon": 0.5, **MEAN}, POLICY),
+    "half a count more everywhere": (
+        {
+            "loss.count_epsilon": 0.5,
+            "loss.ratio": "sequence-mean",
+            "loss.advantage_level": "sequence-mean",
+            "loss.correction": "geometric-tis",
+            **BOUNDS,
+            **MEAN,
+        },
+        POLICY,
+    ),
+    "half a count more of tokens": (
+        {"loss.count_epsilon": 0.5, "loss.aggregation": "token-mean", **MEAN},
+        POLICY,
+    ),
     "tis": ({"loss.correction": "tis", **BOUNDS}, POLICY),
     "icepop": ({"loss.correction": "icepop", **BOUNDS}, POLICY),
     "sequence tis": ({"loss.correction": "sequence-tis", **BOUNDS}, POLICY),
@@ -230,21 +270,19 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
         {**RAW, "loss.correction_norm": "sequence", "loss.correction_norm_over": "micro-batch"},
         POLICY,
     ),
-    "rejected tokens": ({"loss.rejection": "ratio", **KEPT}, POLICY),
-    "rejected samples": (
-        {"loss.rejection": "ratio", "loss.rejection_level": "mean", **KEPT},
+    "rejected tokens": (KEPT, POLICY),
+    "rejected samples": ({"loss.rejection": {"mean-ratio": (0.97, 1.02)}}, POLICY),
+    "rejected by k1, as verl": ({**RS, "loss.rejection": {"token-k1": (-0.02, 0.01)}}, POLICY),
+    "rejected by k2 of a sample": ({**RS, "loss.rejection": {"sum-k2": SMALL}}, POLICY),
+    "rejected by the worst k3": ({**RS, "loss.rejection": {"max-k3": SMALL}}, POLICY),
+    "rejected by any of three": (
+        {
+            **RS,
+            "loss.rejection": {"token-k1": (-0.04, 0.03), "mean-k2": SMALL, "max-k3": SMALL},
+        },
         POLICY,
     ),
-    "rejected by k1, as verl": ({**RS, "loss.rejection": "k1"}, POLICY),
-    "rejected by k2 of a sample": (
-        {**RS, "loss.rejection": "k2", "loss.rejection_level": "sum", **SMALL},
-        POLICY,
-    ),
-    "rejected by the worst k3": (
-        {**RS, "loss.rejection": "k3", "loss.rejection_level": "max", **SMALL},
-        POLICY,
-    ),
-    "mis with veto": ({"loss.rejection": "ratio", **KEPT, **RAW, "loss.veto": 0.95}, POLICY),
+    "mis with veto": ({**KEPT, **RAW, "loss.veto": 0.95}, POLICY),
     "veto": ({"loss.veto": 0.98}, POLICY),
     "m2po of areal": ({"loss.m2_threshold": 1e-4, **BATCHES}, POLICY),
     "opsm": ({"loss.opsm_delta": 1e-4}, POLICY),
@@ -336,6 +374,9 @@ def _shares(seed: int = 0) -> dict[int, list[Sample]]:
         one.greedy_reward = 0.25 + row // 4
         one.trajectory_id, one.fragment_index = f"t-{row // 2}", 1 - row % 2
         one.agent_id, one.episode_id = ("proposer", "solver", "solver")[row % 3], f"e-{row // 2}"
+        one.last_value, one.truncated = 0.4 + 0.1 * row, row % 2 == 0
+        cut = one.length // 2
+        one.weight_versions = [(0, cut, row % 3 + 2), (cut, one.length - 1, 5)]
         one.turns, one.kept_baseline = 1 + row % 3, 0.3 + 0.1 * (row % 3)
     return {0: samples[:4], 1: samples[4:]}
 
@@ -358,6 +399,7 @@ def _record(lake: Lake, shares: dict[int, list[Sample]], made: Settings, told: S
         columns=COLUMNS,
         settings=told,
         expected=expected,
+        versions={"log_probs": CURRENT},
     )
 
 

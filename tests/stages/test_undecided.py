@@ -75,7 +75,7 @@ BOUNDS = (0.8, 1.28)
 TRAINERS: dict[str, tuple[dict[str, Any], Callable[[Columns, int], tuple[Floats, Floats]]]] = {
     "dual clip": ({}, _clip),
     "icepop": ({"loss.correction": "icepop", "loss.correction_bounds": BOUNDS}, _icepop),
-    "rejection": ({"loss.rejection": "ratio", "loss.rejection_bounds": BOUNDS}, _rejected),
+    "rejection": ({"loss.rejection": {"token-ratio": BOUNDS}}, _rejected),
     "cispo": ({"loss.surrogate": "cispo", "loss.dual_clip": None}, _cispo),
 }
 PLAIN = Settings(loss=LossSettings(eps_clip=0.2, eps_clip_high=0.28, dual_clip=3.0))
