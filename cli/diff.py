@@ -113,12 +113,14 @@ def diff(
 def diff_lines(report: DiffReport, *, everything: bool = False) -> Iterator[str]:
     """The first divergence, settings that differ, how fields grow, and a closing line."""
     if report.first is not None:
-        yield f"first difference: {printable(_place(report.first))}"
+        sides = f"{_value(report.first.left)} in {report.left}, {_value(report.first.right)} in"
+        place = f"{_place(report.first)}: {sides} {report.right}"
+        yield f"first difference: {printable(place)}"
         yield ""
     if report.settings:
         yield "settings that differ:"
         yield from _table(
-            ("setting", "left", "right", "from"),
+            ("setting", report.left, report.right, "from"),
             [
                 (one.setting, str(one.left), str(one.right), _cohort(one.rollout_id, one.step_id))
                 for one in report.settings
@@ -133,6 +135,7 @@ def diff_lines(report: DiffReport, *, everything: bool = False) -> Iterator[str]
                 _cohort(one.rollout_id, one.step_id),
                 one.stage,
                 one.field,
+                _of(one),
                 f"{one.differing_samples}/{one.samples}" if one.samples else "",
                 f"{one.differing_values}/{one.values}",
                 "" if one.max_abs is None else number(one.max_abs, 6),
@@ -140,7 +143,7 @@ def diff_lines(report: DiffReport, *, everything: bool = False) -> Iterator[str]
             )
             for one in report.fields
         ]
-        heads = ("cohort", "stage", "field", "samples", "values", "max abs", "mean abs")
+        heads = ("cohort", "stage", "field", "of", "samples", "values", "max abs", "mean abs")
         yield from _table(heads, rows, everything)
         yield ""
     yield from _left_over(report)
@@ -148,11 +151,12 @@ def diff_lines(report: DiffReport, *, everything: bool = False) -> Iterator[str]
 
 
 def _left_over(report: DiffReport) -> Iterator[str]:
-    for side, names in (("left", report.only_left), ("right", report.only_right)):
+    for side, names in ((report.left, report.only_left), (report.right, report.only_right)):
         if names:
-            yield f"only on the {side}: {_some(names)}"
+            yield f"only in {printable(side)}: {_some(names)}"
     for label, (left, right) in list(report.unpaired.items())[:_SHOWN]:
-        yield f"{label}: {left} samples on the left and {right} on the right have no partner"
+        sides = f"{left} samples of {report.left} and {right} of {report.right}"
+        yield printable(f"{label}: {sides} have no partner")
     for label, reason in list(report.unaligned.items())[:_SHOWN]:
         yield f"{label}: not aligned: {printable(reason)}"
     shown = [one for one in report.distributions if one.differs]
@@ -177,10 +181,21 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], everything: bool
 def _place(one: FieldDifference) -> str:
     sample = "" if one.sample_id is None else f" of sample {one.sample_id}"
     token = "" if one.token is None else f" at {one.token}"
-    return (
-        f"{_cohort(one.rollout_id, one.step_id)}, stage {one.stage}, {one.field}{sample}{token}: "
-        f"{_value(one.left)} and {_value(one.right)}"
-    )
+    of = f" of {_of(one)}" if one.sample_id is None else f" (rank {one.rank})"
+    where = _cohort(one.rollout_id, one.step_id)
+    return f"{where}, stage {one.stage}, {one.field}{sample}{token}{of}"
+
+
+def _of(one: FieldDifference) -> str:
+    """What a scalar is of: the rank that recorded it, its scope where that is another."""
+    if one.sample_id is not None:
+        return ""
+    parts = [f"rank {one.rank}"]
+    if one.micro_batch_id is not None:
+        parts.append(one.micro_batch_id)
+    elif one.scope != "rank":
+        parts.append(str(one.scope))
+    return ", ".join(parts)
 
 
 def _value(value: Any) -> str:

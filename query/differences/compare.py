@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,6 +31,8 @@ class FieldDifference:
         rollout_id, step_id: The cohort; `step_id` is None of a rollout.
         stage: Stage that answers for the field.
         field: Column, or recorded scalar.
+        rank: Rank on the left of the sample named, or that recorded the scalar.
+        scope, micro_batch_id: What a scalar is of; None of a column.
         samples: Samples compared.
         differing_samples: Of those.
         values: Values compared, of samples of equal length.
@@ -45,6 +47,9 @@ class FieldDifference:
     step_id: int | None
     stage: str
     field: str
+    rank: int | None
+    scope: str | None
+    micro_batch_id: str | None
     samples: int
     differing_samples: int
     values: int
@@ -57,13 +62,23 @@ class FieldDifference:
     right: Any
 
 
+class ScalarKey(NamedTuple):
+    """What a recorded scalar is of: two sides are compared under one key."""
+
+    stage: str
+    field: str
+    scope: str | None
+    micro_batch_id: str | None
+    rank: int
+
+
 def compare_column(
     cohort: Cohort,
     stage: str,
     column: Column,
     left: pa.Array,
     right: pa.Array,
-    ids: list[str],
+    rows_of: pa.Table,
     tolerance: Tolerance,
 ) -> FieldDifference | None:
     """Compare one column of aligned rows; None where nothing differs.
@@ -74,7 +89,7 @@ def compare_column(
         column: Its declaration.
         left: Values of one side.
         right: Values of as many rows of the other, in the same order.
-        ids: Sample ids of the rows.
+        rows_of: The rows of the left side, which tell `sample_id` and `rank`.
         tolerance: What counts as equal.
     """
     lengths = [_lengths(one) if column.is_list else one.is_valid() for one in (left, right)]
@@ -101,13 +116,16 @@ def compare_column(
         cohort.step_id,
         stage,
         column.name,
+        rows_of["rank"][row].as_py(),
+        None,
+        None,
         len(left),
         len(odd),
         len(flat[0]),
         len(places),
         max(gaps) if gaps else None,
         math.fsum(gaps) / len(gaps) if gaps else None,
-        ids[row],
+        rows_of["sample_id"][row].as_py(),
         token,
         _at(left[row].as_py(), token),
         _at(right[row].as_py(), token),
@@ -115,19 +133,27 @@ def compare_column(
 
 
 def compare_scalar(
-    cohort: Cohort, stage: str, name: str, left: float, right: float, tolerance: Tolerance
+    cohort: Cohort,
+    key: ScalarKey,
+    left: float | None,
+    right: float | None,
+    tolerance: Tolerance,
 ) -> FieldDifference | None:
-    """Compare one recorded scalar."""
-    values = pa.array([left], pa.float64()), pa.array([right], pa.float64())
-    if not pc.any(_differing(*values, tolerance)).as_py():
-        return None
-    gaps = _gaps(list(values), [0])
-    gap = gaps[0] if gaps else None
+    """Compare one recorded scalar; None is that of a side that did not record it."""
+    gap = None
+    if left is not None and right is not None:
+        values = pa.array([left], pa.float64()), pa.array([right], pa.float64())
+        if not pc.any(_differing(*values, tolerance)).as_py():
+            return None
+        gap = next(iter(_gaps(list(values), [0])), None)
     return FieldDifference(
         cohort.rollout_id,
         cohort.step_id,
-        stage,
-        name,
+        key.stage,
+        key.field,
+        key.rank,
+        key.scope,
+        key.micro_batch_id,
         samples=0,
         differing_samples=0,
         values=1,

@@ -12,6 +12,7 @@ from trajreplay.query.catalog import Cohort
 from trajreplay.query.differences.align import align
 from trajreplay.query.differences.compare import (
     FieldDifference,
+    ScalarKey,
     Tolerance,
     compare_column,
     compare_scalar,
@@ -54,7 +55,7 @@ def diff(
         QueryError: They have no cohort in common.
         DatasetError: A file is not what its entry says.
     """
-    report = DiffReport(str(left), str(right))
+    report = DiffReport(*_names(left, right))
     mine, theirs = left.cohorts, right.cohorts
     common = sorted(mine.keys() & theirs.keys(), key=_order)
     if not common:
@@ -74,6 +75,14 @@ def diff(
         if progress is not None:
             progress(done, len(common))
     return report
+
+
+def _names(left: Side, right: Side) -> tuple[str, str]:
+    """What the sides are called: the lake is said where nothing else tells them apart."""
+    lakes = str(left.catalog.store), str(right.catalog.store)
+    if str(left) != str(right) or lakes[0] == lakes[1]:
+        return str(left), str(right)
+    return f"{left} of {lakes[0]}", f"{right} of {lakes[1]}"
 
 
 def _order(place: tuple[int, int | None]) -> tuple[int, int]:
@@ -128,7 +137,7 @@ def _compare_sets(
             if any(_has(one, table, column) for one in sets)
         ]
         names = [column.name for column in columns]
-        for name in ("sample_id", "source_rollout_id", "context_rank", "tokens"):
+        for name in ("sample_id", "source_rollout_id", "context_rank", "rank", "tokens"):
             if name in table and name not in names:
                 names.append(name)
         rows = [_rows(side, one, table, names) for side, one in zip(sides, sets, strict=True)]
@@ -158,7 +167,6 @@ def _compare_rows(
         report.unpaired[label] = (alignment.only_left, alignment.only_right)
     left = left.take(pa.array(alignment.left, pa.int64()))
     right = right.take(pa.array(alignment.right, pa.int64()))
-    ids = left["sample_id"].to_pylist()
     compared = (
         compare_column(
             cohort,
@@ -166,7 +174,7 @@ def _compare_rows(
             column,
             _whole(left[column.name]),
             _whole(right[column.name]),
-            ids,
+            left,
             tolerance,
         )
         for column in columns
@@ -178,17 +186,16 @@ def _compare_rows(
 def _compare_outputs(
     cohort: Cohort, sets: tuple[CaptureSet, CaptureSet], tolerance: Tolerance
 ) -> list[FieldDifference]:
-    """Compare recorded scalars that both sides have under one name."""
+    """Compare recorded scalars; one that only one side has differs."""
     left, right = (_outputs(one) for one in sets)
     found = (
-        compare_scalar(cohort, key[0], key[1], left[key], right[key], tolerance)
-        for key in left
-        if key in right
+        compare_scalar(cohort, key, left.get(key), right.get(key), tolerance)
+        for key in dict.fromkeys((*left, *right))
     )
     return [one for one in found if one is not None]
 
 
-def _outputs(one: CaptureSet) -> dict[tuple[str, str, Any, Any, int], float]:
+def _outputs(one: CaptureSet) -> dict[ScalarKey, float]:
     return {
         _output_key(output, entry.key.rank): output.value
         for entry in one.owners
@@ -197,8 +204,8 @@ def _outputs(one: CaptureSet) -> dict[tuple[str, str, Any, Any, int], float]:
     }
 
 
-def _output_key(output: Output, rank: int) -> tuple[str, str, Any, Any, int]:
-    return output.stage, output.field, output.scope, output.micro_batch_id, rank
+def _output_key(output: Output, rank: int) -> ScalarKey:
+    return ScalarKey(output.stage, output.field, output.scope, output.micro_batch_id, rank)
 
 
 def _rows(side: Side, one: CaptureSet, table: Table, names: list[str]) -> pa.Table:

@@ -25,8 +25,8 @@ def test_the_first_difference_is_the_first_line(lake: Path) -> None:
     assert (outcome.code, outcome.err) == (1, "")
     lines = outcome.out.splitlines()
     assert lines[0] == (
-        "first difference: rollout 1, stage reward.post_process, reward of sample s-0: "
-        "0.707105781 and 5.5"
+        "first difference: rollout 1, stage reward.post_process, reward of sample s-0 "
+        "(rank 0): 0.707105781 in run a, 5.5 in run b"
     )
     assert lines[2] == "fields that differ:"
     assert lines[5].split()[:6] == ["rollout", "1", "reward.post_process", "reward", "1/2", "1/2"]
@@ -54,7 +54,7 @@ def test_a_lake_is_held_against_another(lake: Path, tmp_path: Path) -> None:
     rollout(other, 0, run_id="a")
     outcome = run("diff", "a", "--lake", lake, "--against", tmp_path / "other")
     assert outcome.code == 1
-    assert "only on the left: rollout 1\n" in outcome.out
+    assert f"only in run a of {lake}: rollout 1\n" in outcome.out
 
 
 def test_what_could_not_be_compared_exits_3(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def step(
     change: tuple[str, int, int, float] | None = None,
     ids: list[str] | None = None,
     order: list[int] | None = None,
-    loss: float = 0.5,
+    loss: float | None = 0.5,
     rewards: list[float] | None = None,
     tokens: list[list[int]] | None = None,
     **options: Any,
@@ -59,7 +59,8 @@ def step(
         capture.tensor("tokens", [np.array(tokens[row], np.int32) for row in order])
         for name, found in fields.items():
             capture.tensor(name, [found[row] for row in order])
-        capture.expected("loss.policy", loss=loss)
+        if loss is not None:
+            capture.expected("loss.policy", loss=loss)
 
     usual = {
         "run_id": run,
@@ -119,6 +120,12 @@ def test_an_earlier_stage_comes_first_and_a_loss_last(lake: Lake) -> None:
     assert [one.stage for one in report.fields] == ["sample", "reward.post_process", "loss.policy"]
     assert report.fields[-1].field == "loss"
     assert report.fields[-1].max_abs == 0.25
+
+
+def test_a_scalar_that_only_one_side_recorded_differs_and_says_what_it_is_of(lake: Lake) -> None:
+    (one,) = two(lake, loss=None).fields
+    assert (one.field, one.left, one.right, one.max_abs) == ("loss", 0.5, None, None)
+    assert (one.rank, one.scope, one.micro_batch_id) == (0, "rank", None)
 
 
 def test_growth_is_a_row_a_cohort_and_field(lake: Lake) -> None:
