@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from trajreplay.query import Catalog, Cohort, Selection, select
 from trajreplay.schema.errors import TrajReplayError
+from trajreplay.stages.block import Block
 from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.contract_checks import check_contracts
 from trajreplay.stages.report import Finding
@@ -27,6 +28,6 @@ def contract_findings(catalog: Catalog) -> Iterator[tuple[Cohort, Finding]]:
         return
     for place in turns:
         loaded = whole.load(place)
-        if isinstance(loaded, LoadedCohort):
-            for finding in check_contracts(loaded):
-                yield place, finding
+        if isinstance(loaded, LoadedCohort) and loaded.table.num_rows:
+            (found,) = check_contracts(Block([loaded]))
+            yield from ((place, finding) for finding in found)

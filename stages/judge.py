@@ -16,6 +16,7 @@ from trajreplay.schema.store import Store
 from trajreplay.stages.advantages import replay_advantage_estimate, replay_advantage_kl
 from trajreplay.stages.block import Block
 from trajreplay.stages.cohort import LoadedCohort
+from trajreplay.stages.contract_checks import check_contracts
 from trajreplay.stages.loading import Task, load_cohort
 from trajreplay.stages.losses import replay_loss_policy, replay_loss_value
 from trajreplay.stages.plugins import Plugin
@@ -147,6 +148,9 @@ def judge_cohorts(cohorts: list[LoadedCohort], sources: Sources) -> None:
         cohort.drop_incomplete()
         ready.append(cohort)
     for block in _blocks(ready):
+        if "sample" in block.stages:
+            for cohort, found in zip(block.cohorts, check_contracts(block), strict=True):
+                cohort.report.findings += found
         _run(block, sources)
     for cohort in ready:
         for result in cohort.report.stages:

@@ -42,8 +42,15 @@ class Packed:
         self.offsets = torch.zeros(len(self.lengths) + 1, dtype=torch.int64)
         torch.cumsum(self.lengths, 0, out=self.offsets[1:])
         self.token_bounds = [int(self.offsets[bound]) for bound in self.sample_bounds]
+        self._stored: dict[str, Tensor] = {}
         self._tokens: dict[str, Tensor] = {}
         self._scalars: dict[str, Tensor] = {}
+
+    def stored(self, name: str) -> Tensor:
+        """(N,) A list column, packed, in the type in which it is stored."""
+        if name not in self._stored:
+            self._stored[name] = packed_values(self.table[name])
+        return self._stored[name]
 
     def tokens(self, name: str) -> Tensor:
         """(N,) float64. A list column, packed."""
@@ -81,7 +88,7 @@ class Packed:
     @cached_property
     def mask(self) -> Tensor:
         """(N,) bool. Trainable tokens."""
-        values = packed_values(self.table["loss_mask"])
+        values = self.stored("loss_mask")
         ones = values.dtype == torch.uint8 and (not len(values) or int(values.max()) <= 1)
         return values.view(torch.bool) if ones else values != 0
 

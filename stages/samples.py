@@ -7,7 +7,6 @@ import numpy as np
 from trajreplay.schema.lists import elements
 from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.compare import EXAMPLES, Look
-from trajreplay.stages.contract_checks import check_contracts
 from trajreplay.stages.handoff import compare_handoffs
 from trajreplay.stages.packed import list_lengths, packed_values
 from trajreplay.stages.report import Divergence, StageResult
@@ -27,7 +26,6 @@ def judge_samples(cohort: LoadedCohort, sources: Sources) -> None:
     if look.mismatches:
         result.message = f"{look.mismatches} differences in {cohort.table.num_rows} samples"
     cohort.report.stages.append(result)
-    cohort.report.findings += check_contracts(cohort)
 
 
 def _check_lengths(cohort: LoadedCohort) -> Look:

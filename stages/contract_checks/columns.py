@@ -1,10 +1,11 @@
-"""The columns of one cohort as flat arrays, and where a finding points."""
+"""The columns of cohorts as flat arrays, of a whole block or of one, and where a finding points."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,14 @@ import pyarrow as pa
 
 from trajreplay.schema.lists import elements
 from trajreplay.schema.settings import Settings
+from trajreplay.stages.block import Block
 from trajreplay.stages.packed import list_lengths, packed_values
 from trajreplay.stages.report import Finding, Severity
 
 Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+Found = tuple[int, Finding]  # the number of a cohort in its block, and what was found in it
 
 
 @dataclass
@@ -117,3 +120,106 @@ class Columns:
 
 
 _GROUP = ("source_attempt", "source_rollout_id", "group_id")
+
+
+class Together:
+    """The samples of all cohorts of a block, which have the same columns and settings.
+
+    Args:
+        block: The cohorts.
+
+    Attributes:
+        spans: Where the tokens of each cohort begin and end.
+    """
+
+    def __init__(self, block: Block) -> None:
+        self.block, self.packed = block, block.packed
+        self.settings, self.dtypes, self.stages = block.settings, block.dtypes, block.stages
+        self.spans = list(pairwise(self.packed.token_bounds))
+        self.offsets: Ints = self.packed.offsets.numpy()
+        self.lengths: Ints = self.packed.lengths.numpy()
+        self.mask: Flags = self.packed.mask.numpy()
+        self._one: dict[int, Columns] = {}
+
+    def has(self, *names: str) -> bool:
+        """Whether columns were captured of every sample of every cohort."""
+        table = self.packed.table
+        return all(name in table.column_names and not table[name].null_count for name in names)
+
+    def finite(self, *names: str) -> bool:
+        """Whether columns are known to hold neither NaN nor infinities."""
+        return all(name in one.finite for one in self.block.cohorts for name in names)
+
+    def tokens(self, name: str) -> Floats:
+        """(N,) A token column, packed, as it was stored."""
+        return self.packed.stored(name).numpy()
+
+    def scalars(self, name: str) -> Floats:
+        """(S,) float64. A column of one number a sample."""
+        return self.packed.scalars(name).numpy()
+
+    @cached_property
+    def masked(self) -> Ints:
+        """Packed places of the tokens that are not trained."""
+        return (~self.mask).nonzero()[0]
+
+    def trained(self, places: Ints) -> Ints:
+        """Those of some packed tokens that are trained."""
+        return places[self.mask[places]] if len(self.masked) else places
+
+    def owners(self, places: Ints) -> Ints:
+        """(K,) The samples of packed tokens."""
+        return np.asarray(np.searchsorted(self.offsets, places, side="right") - 1, np.int64)
+
+    def by_cohort(self, places: Ints, *, samples: bool = False) -> Iterator[tuple[int, Ints]]:
+        """The cohorts that some packed tokens, or samples, are of, each with its own.
+
+        Args:
+            places: Ascending.
+            samples: Whether they are samples.
+        """
+        if not len(places):
+            return
+        bounds = self.packed.sample_bounds if samples else self.packed.token_bounds
+        cuts = np.searchsorted(places, bounds).tolist()
+        for index, (start, stop) in enumerate(pairwise(cuts)):
+            if start < stop:
+                yield index, places[start:stop]
+
+    def of(self, index: int) -> Columns:
+        """The columns of one cohort alone."""
+        if index not in self._one:
+            cohort = self.block.cohorts[index]
+            rollout_id = cohort.report.rollout_id
+            self._one[index] = Columns(
+                cohort.table, self.settings, cohort.dtypes, rollout_id, self.stages
+            )
+        return self._one[index]
+
+    def each(self, check: Callable[[Columns], Iterator[Finding]]) -> Iterator[Found]:
+        """What a check finds in each cohort alone."""
+        for index in range(len(self.spans)):
+            for finding in check(self.of(index)):
+                yield index, finding
+
+    def about(
+        self,
+        index: int,
+        check: str,
+        severity: Severity,
+        message: str,
+        sample: int,
+        stage: str = "sample",
+        *,
+        token: int | None = None,
+    ) -> Found:
+        """A finding in a cohort, at a packed sample."""
+        mine = sample - self.packed.sample_bounds[index]
+        one = self.of(index)
+        return index, one.finding(check, severity, message, sample=mine, token=token, stage=stage)
+
+    def at(self, index: int, check: str, severity: Severity, message: str, place: int) -> Found:
+        """A finding in a cohort, at a packed token."""
+        sample = int(self.owners(np.asarray(place)))
+        token = place - int(self.offsets[sample])
+        return self.about(index, check, severity, message, sample, token=token)

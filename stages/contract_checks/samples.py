@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 import pyarrow.compute as pc
 
-from trajreplay.stages.contract_checks.columns import Columns, Floats
+from trajreplay.stages.contract_checks.columns import Columns, Floats, Found, Together
 from trajreplay.stages.packed import list_lengths, packed_values
 from trajreplay.stages.report import Finding
 
@@ -23,22 +24,41 @@ NOISE = 1e-5
 NEAR = 0.01
 
 
-def check_samples(given: Columns) -> Iterator[Finding]:
+def check_samples(given: Together) -> Iterator[Found]:
     """Everything about samples, groups and ranks."""
+    names = given.packed.table.column_names
     yield from _duplicates(given)
-    if given.has("group_id"):
-        yield from _constant_groups(given)
-        yield from _mixed_prompts(given)
+    if "reward.post_process" not in given.stages:  # which says so itself, and what should be
+        yield from given.each(_constant_groups)
+    if "tokens" in names:
+        yield from given.each(_mixed_prompts)
     yield from _near_epsilon(given)
     yield from _masked_advantages(given)
-    yield from _weights(given)
+    if "weight_versions" in names:
+        yield from given.each(_weights)
 
 
-def _duplicates(given: Columns) -> Iterator[Finding]:
+def _duplicates(given: Together) -> Iterator[Found]:
     """Samples with the same log-probs bit by bit, and ranks that hold nothing else."""
     name = next((one for one in _WITNESSES if given.has(one)), None)
-    if name is None or len(given.lengths) < 2:
+    if name is None:
         return
+    rows = (given.lengths >= ENOUGH).nonzero()[0]
+    first, second = (
+        given.tokens(name)[places].astype(np.float32).view(np.uint32).astype(np.uint64)
+        for places in (given.offsets[rows], given.offsets[rows + 1] - 1)
+    )
+    ends = first << np.uint64(32) | second
+    if len(np.unique(ends)) == len(ends):
+        return
+    for index, mine in given.by_cohort(rows, samples=True):
+        if len(np.unique(ends[np.searchsorted(rows, mine)])) < len(mine):
+            for finding in _duplicated(given.of(index), name):
+                yield index, finding
+
+
+def _duplicated(given: Columns, name: str) -> Iterator[Finding]:
+    """Samples of one cohort that are there twice."""
     values = given.tokens(name)
     bounds = given.offsets.tolist()
     seen: dict[bytes, int] = {}
@@ -97,8 +117,7 @@ def _constant_groups(given: Columns) -> Iterator[Finding]:
     """Groups whose raw rewards are all equal, and whose rewards are not 0."""
     reward = given.settings.reward
     centred = reward.baseline in ("mean", "leave-one-out") and reward.grouping == "group"
-    told = "reward.post_process" in given.stages  # which says so itself, and what should be
-    if told or not centred or reward.weights or not given.has("raw_reward", "reward"):
+    if not centred or reward.weights or not given.has("group_id", "raw_reward", "reward"):
         return
     raw, used, groups = given.scalars("raw_reward"), given.scalars("reward"), given.groups
     if not np.isfinite(raw).all():
@@ -131,7 +150,7 @@ def _group_sizes(given: Columns) -> Floats:
 
 def _mixed_prompts(given: Columns) -> Iterator[Finding]:
     """Groups whose members have other prompt tokens."""
-    if not given.has("tokens", "total_length"):
+    if not given.has("group_id", "tokens", "total_length"):
         return
     total = np.asarray(given.table["total_length"].to_numpy(), np.int64)
     held = list_lengths(given.table["tokens"])
@@ -154,7 +173,7 @@ def _mixed_prompts(given: Columns) -> Iterator[Finding]:
         yield given.finding("group.mixed-prompts", "warning", message, sample=mixed[0])
 
 
-def _near_epsilon(given: Columns) -> Iterator[Finding]:
+def _near_epsilon(given: Together) -> Iterator[Found]:
     """Rewards of the size of 1 / epsilon: a deviation that was never filled."""
     reward = given.settings.reward
     divided = reward.divide_by_std and reward.grouping != "none"
@@ -162,36 +181,42 @@ def _near_epsilon(given: Columns) -> Iterator[Finding]:
         return
     used, raw = np.abs(given.scalars("reward")), np.abs(given.scalars("raw_reward"))
     odd = ((used >= NEAR / reward.epsilon) & (used > 100 * raw)).nonzero()[0]
-    if len(odd):
-        row = int(odd[0])
+    for index, rows in given.by_cohort(odd, samples=True):
+        row = int(rows[0])
         message = (
-            f"{len(odd)} rewards are of the size of 1 / epsilon, here {used[row]:.4g} from "
+            f"{len(rows)} rewards are of the size of 1 / epsilon, here {used[row]:.4g} from "
             f"{raw[row]:.4g}: they were divided by epsilon alone"
         )
         stage = "reward.post_process"
-        yield given.finding("reward.near-epsilon", "warning", message, sample=row, stage=stage)
+        yield given.about(index, "reward.near-epsilon", "warning", message, row, stage)
 
 
-def _masked_advantages(given: Columns) -> Iterator[Finding]:
+def _masked_advantages(given: Together) -> Iterator[Found]:
     """Masked tokens with an advantage in some samples, and without one in all others."""
-    if not given.has("advantages") or given.mask.all() or not len(given.mask):
+    if not given.has("advantages") or not len(given.masked):
         return
     values, size = given.tokens("advantages"), len(given.lengths)
-    places = (~given.mask).nonzero()[0]
-    owner = given.owners(places)
+    owner, filled = given.owners(given.masked), values[given.masked] != 0
     masked = np.bincount(owner, minlength=size) > 0
-    some = np.bincount(owner[values[places] != 0], minlength=size) > 0
+    some = np.bincount(owner[filled], minlength=size) > 0
     none = masked & ~some
-    if some.any() and none.any():  # and none is not without advantages altogether
-        none &= np.bincount(given.owners((values != 0).nonzero()[0]), minlength=size) > 0
-    if some.any() and none.any():
-        row = int(some.nonzero()[0][0])
-        message = (
-            f"{int(some.sum())} samples have advantages at masked tokens, and {int(none.sum())} "
-            "others have 0 at all of theirs: they were not made in one way"
-        )
-        stage = "advantage.estimate"
-        yield given.finding("advantage.masked", "info", message, sample=row, stage=stage)
+    if not some.any() or not none.any():
+        return
+    for index, (start, stop) in enumerate(pairwise(given.packed.sample_bounds)):
+        with_some = some[start:stop].nonzero()[0] + start
+        # Samples without an advantage at any token say nothing.
+        without = [
+            row
+            for row in (none[start:stop].nonzero()[0] + start if len(with_some) else [])
+            if values[given.offsets[row] : given.offsets[row + 1]].any()
+        ]
+        if without:
+            message = (
+                f"{len(with_some)} samples have advantages at masked tokens, and {len(without)} "
+                "others have 0 at all of theirs: they were not made in one way"
+            )
+            stage = "advantage.estimate"
+            yield given.about(index, "advantage.masked", "info", message, int(with_some[0]), stage)
 
 
 def _weights(given: Columns) -> Iterator[Finding]:
