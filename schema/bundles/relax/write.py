@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from trajreplay.schema.bundles.record import CaptureRecord
-from trajreplay.schema.bundles.relax.bundle import TOKEN_COLUMNS, is_loss_alone
 from trajreplay.schema.bundles.relax.config import write_config
+from trajreplay.schema.bundles.relax.results import TOKEN_COLUMNS
+from trajreplay.schema.bundles.relax.samples import is_loss_alone
 from trajreplay.schema.bundles.relax.seal import COMPLETE, METADATA
 from trajreplay.schema.bundles.unpickle import TensorValue
 from trajreplay.schema.errors import CaptureError, DatasetError

@@ -1,0 +1,110 @@
+"""The samples that a Relax bundle names, and what their ids mean beside those of other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+from trajreplay.schema.bundles import fields as read
+from trajreplay.schema.bundles.fields import Fields
+from trajreplay.schema.bundles.record import CaptureRecord
+from trajreplay.schema.errors import DatasetError
+from trajreplay.schema.identity import GLOBAL
+from trajreplay.schema.records import SampleRecord
+
+_LOSSES = ("loss.policy", "loss.value")
+
+
+def read_samples(index: Fields, identity: Fields, major: int, prefix: str) -> list[SampleRecord]:
+    """The samples of one rank, their ids with a prefix.
+
+    Raises:
+        DatasetError: There is none, or a field is missing or of another length than it should be.
+    """
+    partitions = identity.get("rollout_partition_ids", read.texts, [])
+    batches = identity.get("consumer_batch_ids", read.texts, [])
+    found = []
+    for one in index.objects("samples"):
+        group: int | None = one.get("group_index", read.count, None)
+        micro_batch: str | None = one.get("micro_batch_id", read.identifier, None)
+        if major == 1 and not {"raw_reward", "reward"} <= set(one):
+            raise one.error("raw_reward or reward", "is missing", "a value or null in format 1")
+        found.append(
+            SampleRecord(
+                sample_id=prefix + one.get("sample_id", read.identifier),
+                group_id=None if group is None else f"{prefix}g-{group}",
+                response_length=one.get("response_length", read.count),
+                total_length=one.get("total_length", read.count),
+                loss_mask=one.get("loss_mask", read.integers),
+                raw_reward=one.get("raw_reward", read.number, None),
+                reward=one.get("reward", read.number, None),
+                micro_batch_id=None if micro_batch is None else prefix + micro_batch,
+                rollout_partition_id=partitions[0] if len(partitions) == 1 else None,
+                consumer_batch_id=batches[0] if len(batches) == 1 else None,
+            )
+        )
+        length = found[-1].response_length
+        if len(found[-1].loss_mask) != length:
+            raise one.error(
+                "loss_mask", f"has {len(found[-1].loss_mask)} values", f"response_length = {length}"
+            )
+    if not found:
+        raise DatasetError(f"{index.where}: no samples, expected at least one", path=index.where)
+    return found
+
+
+def is_loss_alone(declared: Collection[str]) -> bool:
+    """Whether a capture claims the loss and nothing before it."""
+    return bool(declared) and set(declared) <= set(_LOSSES)
+
+
+def without_placeholders(samples: list[SampleRecord]) -> list[SampleRecord]:
+    """A capture of the loss alone knows no groups and rewards, and its writer puts zeros there."""
+    groups = {one.group_id for one in samples}
+    rewards = {one for sample in samples for one in (sample.raw_reward, sample.reward)}
+    if rewards - {0.0, None}:
+        return samples
+    changes: dict[str, Any] = {"raw_reward": None, "reward": None}
+    if len(groups) == 1 and str(*groups).rpartition("/")[2] == "g-0":
+        changes["group_id"] = None
+    return [replace(one, **changes) for one in samples]
+
+
+def refuse_twice(where: str, samples: list[SampleRecord]) -> None:
+    """Refuse a sample id that is there twice."""
+    seen: set[str] = set()
+    for one in samples:
+        if one.sample_id in seen:
+            raise DatasetError(
+                f"{where}/index.json: sample {one.sample_id.rpartition('/')[2]!r} is there twice",
+                hint="Which of the two a result belongs to cannot be told: capture it again.",
+            )
+        seen.add(one.sample_id)
+
+
+def short_group(samples: list[SampleRecord], size: int | None) -> tuple[str, int] | None:
+    """The first group of fewer samples than stated, and how many it has; None without one."""
+    counts: dict[str, int] = {}
+    for one in samples:
+        if one.group_id is not None:
+            counts[one.group_id] = counts.get(one.group_id, 0) + 1
+    return next(((name, n) for name, n in counts.items() if size and n < size), None)
+
+
+def check_ids(records: Sequence[CaptureRecord], ids: str) -> None:
+    """Refuse ids that are said to be global and name two samples, copies apart."""
+    if ids != GLOBAL:
+        return
+    owners: dict[str, int] = {}
+    for record in records:
+        if record.parallel.tensor_rank:
+            continue
+        for one in record.samples:
+            if one.sample_id in owners:
+                raise DatasetError(
+                    f"sample {one.sample_id!r} is on ranks {owners[one.sample_id]} and "
+                    f"{record.rank}, expected once",
+                    hint="Its ids are local to their rank: import without --ids global.",
+                )
+            owners[one.sample_id] = record.rank
