@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from trajreplay.query.mismatch.captured import RowKey
-from trajreplay.query.mismatch.statistics import QUANTILES, SEQUENCE_SUMS, STATISTICS, Sums
+from trajreplay.query.mismatch.partial_sums import SEQUENCE_SUMS
+from trajreplay.query.mismatch.statistics import QUANTILES, STATISTICS, Sums
 from trajreplay.query.mismatch.sums import Place, SumPlan, TokenSums, over, taken_together, total
 from trajreplay.schema.errors import QueryError
 

@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 import duckdb
 import pyarrow as pa
 
-from trajreplay.query.mismatch.quantiles import exact_quantiles
-from trajreplay.query.mismatch.statistics import (
+from trajreplay.query.mismatch.partial_sums import (
     LOG_RATIO_LIMIT,
     NEAR,
     POWERS,
-    QUANTILES,
     SEQUENCE_SUMS,
     TOKEN_SUMS,
     PartialSum,
 )
+from trajreplay.query.mismatch.quantiles import exact_quantiles
+from trajreplay.query.mismatch.statistics import QUANTILES
 
 Run = Callable[[Callable[[], Any]], Any]
 
