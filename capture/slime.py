@@ -16,7 +16,7 @@ from trajreplay.schema.settings import Settings
 from trajreplay.schema.settings.profiles import with_changes
 
 # Columns of a lake, and the names that slime has for them in its rollout data.
-_COLUMNS = {
+COLUMNS = {
     "tokens": "tokens",
     "old_log_probs": "log_probs",
     "ref_log_probs": "ref_log_probs",
@@ -63,7 +63,7 @@ def record_rollout(args: Any, rollout_id: int, rollout_data: Mapping[str, Any]) 
 
 def _record(args: Any, rollout_id: int, data: Mapping[str, Any]) -> None:
     pen, place = recorder(), _place()
-    given = {name: data.get(key) for name, key in _COLUMNS.items()}
+    given = {name: data.get(key) for name, key in COLUMNS.items()}
     with pen.rollout(rollout_id, settings=_settings(args, place), stages=_stages(args, data)):
         pen.record(_samples(args, rollout_id, data), **given)
 

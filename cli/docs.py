@@ -205,6 +205,15 @@ def statistics() -> str:
     return table(("statistic", "is", "over", "named as"), rows)
 
 
+def kinds() -> str:
+    """The kinds of files that can be imported."""
+    from trajreplay.capture.importers.registry import BUILT_IN, importer_of
+
+    return table(
+        ("kind", "reads"), [(f"`{name}`", importer_of(name).doc) for name in sorted(BUILT_IN)]
+    )
+
+
 def _linked(found: re.Match[str]) -> str:
     return f"[{found[0]}](https://arxiv.org/abs/{found[1]})" if found[1] else found[0]
 
@@ -254,6 +263,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "routes": routes,
     "gates": gates,
     "statistics": statistics,
+    "kinds": kinds,
     "methods": methods,
     "names": names,
 }
@@ -281,7 +291,9 @@ def regenerated(text: str) -> str:
 def docs(root: Path, write: bool) -> None:
     """Regenerate the README of ROOT and of each folder in it."""
     stale = []
-    for path in sorted([*root.glob("README.md"), *root.glob("*/README.md")]):
+    for path in sorted(
+        [*root.glob("README.md"), *root.glob("*/README.md"), *root.glob("*/*/README.md")]
+    ):
         text = path.read_text(encoding="utf-8")
         new = regenerated(text)
         if new != text:

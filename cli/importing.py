@@ -21,15 +21,32 @@ if TYPE_CHECKING:
     from trajreplay.capture.importers import ImportReport
 
 
+class ImportVerb(Verb):
+    """A verb whose help lists the kinds of files that there are."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the kinds, and what is below the options of every verb."""
+        from trajreplay.capture.importers import importer_of, kinds
+        from trajreplay.schema import TrajReplayError
+
+        rows = []
+        for kind in kinds():
+            try:
+                rows.append((kind, importer_of(kind).doc))
+            except TrajReplayError as error:
+                rows.append((kind, error.message))
+        with formatter.section("Kinds"):
+            formatter.write_dl(rows)
+        super().format_epilog(ctx, formatter)
+
+
 @click.command(
     name="import",
-    cls=Verb,
+    cls=ImportVerb,
     exit_codes={0: "All of it is in the lake.", 1: "", 3: "Something was refused."},
     example="trajreplay import relax-bundle runs/replay-bundles",
 )
-@click.argument(
-    "kind", type=ImportKind(), help="What the files are, such as relax-bundle or nemo-rl."
-)
+@click.argument("kind", type=ImportKind(), help="What the files are, as listed below.")
 @click.argument(
     "paths",
     nargs=-1,

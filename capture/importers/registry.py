@@ -17,6 +17,8 @@ GROUP = "trajreplay.importers"
 # Kind: where its importer is; loaded when it is asked for.
 BUILT_IN = {
     "relax-bundle": "trajreplay.capture.importers.bundles:RELAX_BUNDLE",
+    "relax-dump": "trajreplay.capture.importers.slime:RELAX_DUMP",
+    "slime": "trajreplay.capture.importers.slime:SLIME",
     "nemo-rl": "trajreplay.capture.importers.nemo_rl:NEMO_RL",
     "prime-rl-export": "trajreplay.capture.importers.prime_rl:PRIME_RL_EXPORT",
     "prime-rl-rollout": "trajreplay.capture.importers.prime_rl_transport:PRIME_RL_ROLLOUT",

@@ -251,11 +251,13 @@ class Unpickler:
 
     def _numpy(self, function: _Global, arguments: tuple[Any, ...]) -> Any:
         if not self._allow_numpy:
+            name = self._numpy_name(function)
             raise DatasetError(
-                f"{self._where} holds {function}, expected tensors, numbers, text, lists and "
+                f"{self._where} holds {name}, expected tensors, numbers, text, lists and "
                 "dictionaries",
                 hint="Write it again without numpy: tensors, or plain numbers with .item().",
                 path=self._where,
+                numpy=name,
             )
         if function.name == "dtype":
             name = arguments[0]
@@ -271,6 +273,12 @@ class Unpickler:
         if function.name == "_reconstruct":
             return _Array()
         raise self._refused(f"a call of {function}")
+
+    def _numpy_name(self, function: _Global) -> str:
+        """What of numpy is made: its dtype is made before, and for it."""
+        ahead = [one for one in self._stack if isinstance(one, _Global)]
+        of_numpy = [one for one in ahead if one.module in _NUMPY_MODULES]
+        return str(of_numpy[-1] if of_numpy else function)
 
     def _build(self) -> None:
         target, state = self._stack[-2], self._stack[-1]

@@ -8,6 +8,7 @@ import pytest
 
 from tests.helpers.bundles import CASES, copied, edited, signed
 from tests.helpers.cli import run
+from tests.helpers.slime_dumps import SLIME
 from trajreplay import Lake
 
 
@@ -199,3 +200,32 @@ def test_nothing_is_stated_of_a_lake() -> None:
         found = run("replay", *target, "--profile", "trl")
         assert (found.code, found.out) == (2, "")
         assert "--profile is said of files, and a lake is looked at" in found.err
+
+
+def test_help_lists_the_kinds() -> None:
+    found = run("import", "--help").out
+    kinds = found.partition("\nKinds:\n")[2].partition("\nExit codes:")[0]
+    assert [line.split()[0] for line in kinds.splitlines() if line.startswith("  r")] == [
+        "relax-bundle",
+        "relax-dump",
+    ]
+    assert "Dumps of slime: rollout_data/*.pt" in kinds
+
+
+@pytest.mark.parametrize("verb", ["validate", "replay", "explain"])
+def test_a_dump_is_looked_at_without_a_lake(verb: str, tmp_path: Path) -> None:
+    found = run(verb, SLIME, "--profile", "slime")
+    assert (found.code, "Traceback" in found.err) == (0, False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dump_is_inspected_with_what_was_stated_of_it() -> None:
+    found = run("inspect", SLIME, "--step", "0:0", "--profile", "slime", "--format", "json")
+    assert found.code == 0
+    assert "slime@1, reward.grouping=group" in found.out
+
+
+def test_what_a_dump_does_not_state_is_unverified_with_the_reason() -> None:
+    found = run("replay", SLIME / "train_data" / "0.pt")
+    assert found.code == 3
+    assert "state them with --profile" in found.out

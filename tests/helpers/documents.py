@@ -43,8 +43,9 @@ class Block:
 
 
 def documents() -> list[Path]:
-    """The README and that of each folder."""
-    return sorted([ROOT / "README.md", *ROOT.glob("[a-z]*/README.md")])
+    """The README, that of each folder, and that of the importers."""
+    importers = ROOT / "capture" / "importers" / "README.md"
+    return sorted([ROOT / "README.md", *ROOT.glob("[a-z]*/README.md"), importers])
 
 
 def blocks(text: str) -> Iterator[Block]:
