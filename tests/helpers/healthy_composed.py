@@ -15,6 +15,7 @@ import torch
 
 from tests.helpers.cohorts import Expected, record
 from tests.helpers.composed import ComposedTrainer
+from tests.helpers.composed_corrections import CURRENT
 from tests.helpers.queried import catalog_of
 from tests.helpers.trainer import Sample
 from trajreplay import Lake, ParallelCoordinates, SchemaError, Settings, with_changes
@@ -36,7 +37,7 @@ _TOKENS = (
     "message_faults",
 )
 COLUMNS = (*_TOKENS, "kl", "advantages", "returns")
-_HELD = {*COLUMNS, "micro_batch_id", "greedy_reward", "trajectory_id", "fragment_index"}
+_HELD = {*COLUMNS, "micro_batch_id"}
 # Values of single settings, beside the named compositions that a draw is made of.
 _FIELDS: dict[str, tuple[Any, ...]] = {
     "reward.epsilon": (1e-4, 1e-5, 1e-6, 1e-9),
@@ -121,6 +122,7 @@ class Draw:
                 raw = first if constant else self.choose.choice([0.0, 1.0, self.choose.random()])
                 one = Sample(f"s-{number}", f"g-{group}", self._mask(longest, member == 0), raw)
                 one.trajectory_id, one.fragment_index = f"t-{number // 2}", number % 2
+                self._place(one)
                 found.setdefault(rank, []).append(one)
                 number += 1
         samples = [one for rank in sorted(found) for one in found[rank]]
@@ -130,6 +132,16 @@ class Draw:
             for row, one in enumerate(own_samples):
                 one.micro_batch_id = f"mb-{row // batch:04d}"
         return {rank: found[rank] for rank in sorted(found)}
+
+    def _place(self, one: Sample) -> None:
+        """Which agent it is of, how it ended, and what the trainer kept for it."""
+        one.agent_id = self.choose.choice(["proposer", "solver"])
+        one.episode_id = f"e-{self.choose.randint(0, 1)}"
+        one.turns, one.truncated = self.choose.randint(0, 4), self.choose.random() < 0.5
+        one.kept_baseline, one.last_value = self.choose.random(), self.choose.random() - 0.5
+        cut = self.choose.randint(0, one.length)
+        versions = [self.choose.randint(0, CURRENT) for _ in range(2)]
+        one.weight_versions = [(0, cut, versions[0]), (cut, one.length, versions[1])]
 
     def _mask(self, longest: int, first: bool) -> list[int]:
         length = self.choose.randint(2 if first else 0, max(longest, 2))
@@ -240,7 +252,13 @@ def _write(
         ) as builder:
             builder.samples([record(one) for one in samples], reward_dtype="float32")
             for name in COLUMNS:
-                builder.tensor(name, torch.cat([one.columns[name] for one in samples]))
+                now = name == "log_probs"
+                builder.tensor(
+                    name,
+                    torch.cat([one.columns[name] for one in samples]),
+                    source="trainer" if now else None,
+                    weight_version=CURRENT if now else None,
+                )
 
 
 def _parts(
