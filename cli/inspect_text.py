@@ -132,7 +132,7 @@ def _pairs(values: Mapping[str, Any]) -> str:
 def _columns(file: Mapping[str, Any], everything: bool) -> str:
     from trajreplay.schema import TABLES
 
-    table = TABLES["steps"]
+    table = TABLES.get(file["table"], TABLES["steps"])
     shown = {
         name: seal
         for name, seal in file["columns"].items()

@@ -11,7 +11,7 @@ from trajreplay.query.completeness import completeness
 from trajreplay.query.lineage import Lineage
 from trajreplay.schema.digest import null_digest
 from trajreplay.schema.entry import DataFile, Entry
-from trajreplay.schema.tables import SAMPLE_TABLES
+from trajreplay.schema.tables import ROUTES, SAMPLE_TABLES
 
 _KEPT_SETS = 1 << 12
 
@@ -166,14 +166,18 @@ def read_capture_set(catalog: Catalog, cohort: Cohort, overlap: tuple[int, ...] 
 
 
 def _differing(copy: Entry, owner: Entry) -> tuple[str, ...]:
-    table = SAMPLE_TABLES[copy.key.kind]
-    mine, theirs = copy.file(table.name), owner.file(table.name)
-    return tuple(
-        column.name
-        for column in table.columns
-        if column.role != "key"
-        and _digest(mine, column.name, column.type) != _digest(theirs, column.name, column.type)
-    )
+    found: list[str] = []
+    for table in (SAMPLE_TABLES[copy.key.kind], ROUTES):
+        mine, theirs = copy.file(table.name), owner.file(table.name)
+        if table is ROUTES and (mine is None or theirs is None):
+            continue  # routes are often recorded by the owner alone
+        found += [
+            column.name
+            for column in table.columns
+            if column.role != "key"
+            and _digest(mine, column.name, column.type) != _digest(theirs, column.name, column.type)
+        ]
+    return tuple(found)
 
 
 def _digest(file: DataFile | None, name: str, column_type: object) -> str:

@@ -21,7 +21,7 @@ from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.identity import KINDS, CaptureKey
 from trajreplay.schema.tables import STEPS, TABLES
 
-_KINDS = {"rollouts": ("rollout",), "steps": ("step",)}
+_KINDS = {"rollouts": ("rollout",), "steps": ("step",), "routes": ("rollout", "step")}
 _FROM_ENTRIES: dict[str, EntryRows] = {
     "outputs": output_rows,
     "manifest": manifest_rows,

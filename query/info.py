@@ -219,6 +219,7 @@ def _settings(entry: Entry) -> Any:
 
 def _file(file: DataFile) -> dict[str, Any]:
     return {
+        "table": file.table,
         "path": file.path,
         "bytes": file.bytes,
         "rows": file.rows,

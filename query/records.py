@@ -17,7 +17,7 @@ from trajreplay.schema.identity import ProducerInfo
 from trajreplay.schema.lists import elements
 from trajreplay.schema.records import SampleRecord
 from trajreplay.schema.store import Store
-from trajreplay.schema.tables import SAMPLE_TABLES
+from trajreplay.schema.tables import ROUTES, SAMPLE_TABLES
 
 _RECORD_FIELDS = tuple(SampleRecord.__dataclass_fields__)
 
@@ -51,6 +51,8 @@ def read_record(store: Store, entry: Entry) -> CaptureRecord:
         values = pa.concat_arrays(parts).to_numpy(zero_copy_only=False)
         dtype = held[name].source_dtype or "float32"
         tensors[name] = TensorValue(restore(values, dtype), dtype)
+    if entry.file(ROUTES.name) is not None:
+        notes.append(f"{entry.key}: expert choices have no place in a bundle: left out")
     fields = [name for name in names if name in _RECORD_FIELDS]
     samples = tuple(SampleRecord(**one) for one in _as_records(rows.select(fields)))
     key = entry.key

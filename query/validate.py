@@ -16,12 +16,14 @@ from trajreplay.query.key_columns import KnownKeys
 from trajreplay.query.lineage import Lineage, lineages
 from trajreplay.query.scanning import ahead
 from trajreplay.query.validate_files import check_file, duplicate_samples
+from trajreplay.query.validate_tables import route_findings, table_findings
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.entry_codec import decode_all
 from trajreplay.schema.errors import DatasetError, SchemaError, TrajReplayError
 from trajreplay.schema.identity import DATA, CaptureKey
 from trajreplay.schema.layout import DATA_ROOT, TEMPORARY, attempt_path, entry_path
 from trajreplay.schema.store import Store
+from trajreplay.schema.tables import ROW_TABLES
 
 
 def validate(
@@ -90,7 +92,7 @@ def _look(catalog: Catalog, known: KnownKeys, deep: bool, key: CaptureKey) -> _L
     if (entry.status == "complete") != (key.part == DATA):
         message = f"is {entry.status}, and its part is {key.part}"
         found.append(ValidationFinding("error", "manifest", path, message))
-    ids = None
+    ids: dict[str, pa.Table] = {}
     for file in entry.files:
         try:
             problems, samples = check_file(catalog.store, entry, file, known, deep=deep)
@@ -101,9 +103,13 @@ def _look(catalog: Catalog, known: KnownKeys, deep: bool, key: CaptureKey) -> _L
             ValidationFinding("error", check, file.path, f"{file.path}: {problem}")
             for check, problem in problems
         ]
-        if "sample_id" in samples.column_names and ids is None:
-            ids = samples
-    return _Looked(entry, ids, tuple(found))
+        ids.setdefault(file.table, samples)
+    found += table_findings(entry, path, ids)
+    if deep and not any(one.severity == "error" for one in found):
+        found += route_findings(catalog.store, entry)
+    rows = ids.get(ROW_TABLES[key.kind].name)
+    named = rows is not None and key.kind != "events"
+    return _Looked(entry, rows if named else None, tuple(found))
 
 
 def _noted(one: _Looked, report: ValidationReport, named: set[str]) -> _Looked:

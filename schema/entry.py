@@ -12,6 +12,7 @@ from trajreplay.schema.contracts import StageContract
 from trajreplay.schema.identity import CaptureKey, ParallelCoordinates, ResumePoint
 from trajreplay.schema.policy import Tolerance
 from trajreplay.schema.settings import Settings
+from trajreplay.schema.tables import ROW_TABLES
 
 SCOPES = ("sample", "micro_batch", "rank", "global")
 REDUCTIONS = ("sum", "mean", "weighted-mean")
@@ -186,8 +187,9 @@ class Entry(Deferred):
 
     @property
     def rows(self) -> int:
-        """Rows of its data file, 0 without one."""
-        return self.files[0].rows if self.files else 0
+        """Samples, or events, that it has; 0 without a file of them."""
+        file = self.file(ROW_TABLES[self.key.kind].name)
+        return 0 if file is None else file.rows
 
 
 @lru_cache(maxsize=256)

@@ -231,16 +231,34 @@ OUTPUTS = Table(
     ),
     "One recorded scalar of a stage.",
 )
+
+
+def _experts(name: str, doc: str) -> Column:
+    return Column(name, list_of(pa.int16()), f"{doc}, by token, layer, slot.", "input", "", True)
+
+
 ROUTES = Table(
     "routes",
     (*_CAPTURE_KEY, "row"),
     (
         *_CAPTURE,
-        _ROW,
+        Column("row", pa.int32(), "Row of the sample in its capture.", "key"),
         Column("sample_id", pa.string(), "The routed sample.", "identity"),
         Column("layers", pa.int32(), "MoE layers recorded.", "input"),
         Column("top_k", pa.int32(), "Experts chosen per token and layer.", "input"),
-        Column("experts", list_of(pa.int16()), "Choices by token, layer, slot.", "input"),
+        Column(
+            "num_experts", pa.int32(), "Experts of a layer, where known.", "input", nullable=True
+        ),
+        Column(
+            "layer_numbers",
+            list_of(pa.int32()),
+            "Number of each recorded layer in the model, where it is not its place among them.",
+            "input",
+            nullable=True,
+        ),
+        _experts("rollout_experts", "Choices of the sampling engine"),
+        _experts("old_experts", "Choices of the trainer where it made old_log_probs"),
+        _experts("experts", "Choices of the trainer where it made log_probs"),
     ),
     "One sample's expert choices in a mixture-of-experts model.",
 )
@@ -322,6 +340,8 @@ TABLES = {
     table.name: table for table in (ROLLOUTS, STEPS, OUTPUTS, ROUTES, EVENTS, MANIFEST, CHECKSUMS)
 }
 SAMPLE_TABLES = {"rollout": ROLLOUTS, "step": STEPS}
+ROW_TABLES = SAMPLE_TABLES | {"events": EVENTS}  # what the rows of a capture of each kind are
+EXPERT_LISTS = tuple(one.name for one in ROUTES.columns if one.type == list_of(pa.int16()))
 
 
 # Lists of which the tokens of a sample do not say how long they are.

@@ -16,7 +16,7 @@ from trajreplay.schema.store import Store
 from trajreplay.stages.advantages import replay_advantage_estimate, replay_advantage_kl
 from trajreplay.stages.block import Block
 from trajreplay.stages.cohort import LoadedCohort
-from trajreplay.stages.contract_checks import check_contracts
+from trajreplay.stages.contract_checks import check_contracts, check_routes
 from trajreplay.stages.loading import Task, load_cohort
 from trajreplay.stages.losses import replay_loss_policy, replay_loss_value
 from trajreplay.stages.plugins import Plugin
@@ -86,7 +86,7 @@ def replay_tasks(
         )
         if reward is not None and isinstance(one, LoadedCohort):
             score_cohort(one, reward)
-        return one
+        return check_routes(store, one) if isinstance(one, LoadedCohort) else one
 
     with _one_thread():
         for batch in _batches(ordered, budget):

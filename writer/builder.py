@@ -29,11 +29,12 @@ from trajreplay.schema.shards import row_places, shard_lengths
 from trajreplay.schema.store import Store
 from trajreplay.schema.tables import SAMPLE_TABLES
 from trajreplay.writer.attempts import reserve_attempt
-from trajreplay.writer.commit import commit_entry, commit_samples, sweep_once
+from trajreplay.writer.commit import TableRows, commit_entry, commit_rows, sweep_once
 from trajreplay.writer.draft import make_draft, make_origin
 from trajreplay.writer.encode import ListColumn, encode_column, tensor_column
 from trajreplay.writer.outputs import PerField, make_outputs, wrong_counts
 from trajreplay.writer.ragged import wrong_lengths
+from trajreplay.writer.routes import CapturedRoutes
 from trajreplay.writer.samples import SampleColumns, check_records, encode_samples
 
 
@@ -90,6 +91,7 @@ class CaptureBuilder:
         )
         self._samples: SampleColumns | None = None
         self._tensors: dict[str, ListColumn] = {}
+        self._routes = CapturedRoutes(self.key)
         self._origins: dict[str, LogProbOrigin] = {}
         self._outputs: dict[tuple[str, ...], Output] = {}
         self._dropped: str | None = None
@@ -178,6 +180,39 @@ class CaptureBuilder:
             self._origins[name] = make_origin(name, source, temperature, weight_version)
         self._tensors[name] = encoded
 
+    def routes(
+        self,
+        name: str,
+        values: Any,
+        *,
+        num_experts: int | None = None,
+        layer_numbers: Sequence[int] | None = None,
+    ) -> None:
+        """Hand over the experts that a mixture of experts chose for every token.
+
+        They are copied, and stored as int16 with the dtype that they had beside them.
+
+        Args:
+            name: Whose choices: `rollout_experts` of the sampler, `old_experts` of the trainer
+                where it made `old_log_probs`, `experts` where it made `log_probs`.
+            values: One (tokens, layers, top_k) array of integers per sample (None for a sample
+                without), tokens being those of prompt and response, or one less: the last predicts
+                nothing. Or all samples packed, which needs `samples` before. -1 throughout is a
+                token without a route.
+            num_experts: Experts of a layer, where known.
+            layer_numbers: The number of each layer in the model, where it is not its place among
+                those recorded.
+
+        Raises:
+            CaptureError: Given before, of other layers or choices than those of another name, or
+                of no such form.
+        """
+        if values is not None:
+            total = None if self._samples is None else self._samples.total_length
+            self._routes.add(
+                name, values, total, num_experts=num_experts, layer_numbers=layer_numbers
+            )
+
     def expected(
         self,
         stage: str,
@@ -254,6 +289,8 @@ class CaptureBuilder:
             held = self._held(name)
             if held is None or wrong_lengths(column, held, ids):
                 problems += wrong_lengths(column, expected, ids)
+        total = np.zeros(0, np.int64) if samples is None else samples.total_length
+        problems += self._routes.problems(total, ids)
         return problems + wrong_counts(self._outputs.values(), len(ids))
 
     def _commit(self) -> Entry:
@@ -261,7 +298,7 @@ class CaptureBuilder:
             key = self.key._replace(part=DROPPED)
             dropped = replace(self._draft, key=key, status="dropped", reason=self._dropped)
             return commit_entry(self._store, dropped)
-        if self._samples is None and self._tensors:
+        if self._samples is None and (self._tensors or self._routes):
             raise CaptureError(
                 f"capture of {self.key}: tensors were handed over and samples() was not called",
                 hint="Nothing was committed. Call samples() with one record per sample.",
@@ -282,4 +319,6 @@ class CaptureBuilder:
         }
         source_dtypes = {name: one.source_dtype for name, one in self._tensors.items()}
         source_dtypes |= samples.source_dtypes
-        return commit_samples(self._store, entry, self._table, columns, samples.rows, source_dtypes)
+        tables = [TableRows(self._table, columns, samples.rows, source_dtypes)]
+        tables += self._routes.rows(samples.sample_ids)
+        return commit_rows(self._store, entry, *tables)

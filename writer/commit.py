@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -22,23 +22,30 @@ SWEEP_AFTER_S = 24 * 3600.0
 _swept: set[str] = set()
 
 
-def commit_samples(
-    store: Store,
-    entry: Entry,
-    table: Table,
-    columns: Mapping[str, pa.Array | ListColumn],
-    rows: int,
-    source_dtypes: Mapping[str, str],
-) -> Entry:
+@dataclass(frozen=True)
+class TableRows:
+    """Rows of a capture that belong to one table.
+
+    Args:
+        table: The table.
+        columns: The columns, without those that are all null.
+        rows: Rows of every column.
+        source_dtypes: dtype of each column as the producer held it.
+    """
+
+    table: Table
+    columns: Mapping[str, pa.Array | ListColumn]
+    rows: int
+    source_dtypes: Mapping[str, str] = field(default_factory=dict)
+
+
+def commit_rows(store: Store, entry: Entry, *tables: TableRows) -> Entry:
     """Commit a capture with rows.
 
     Args:
         store: The lake.
-        entry: Everything of the entry but its file.
-        table: The table of the rows.
-        columns: The columns, without those that are all null.
-        rows: Rows of every column.
-        source_dtypes: dtype of each column as the producer held it.
+        entry: Everything of the entry but its files.
+        tables: Its rows, a file each.
 
     Returns:
         The entry in the lake: this one, or an equal one that was there.
@@ -46,33 +53,54 @@ def commit_samples(
     Raises:
         CaptureError: The key is taken by other content, or the entry is too large.
     """
-    data, row_groups = build_table(table, columns, rows)
-    draft = DataFile(
-        table=table.name,
-        path=data_path(entry.key, table.name),
-        bytes=0,
-        footer="",
-        digest="",
-        first_row_group=0,
-        row_groups=row_groups,
-        first_row=0,
-        rows=rows,
-        columns=seal_columns(data, source_dtypes),
+    laid = [build_table(one.table, one.columns, one.rows) for one in tables]
+    drafts = tuple(
+        DataFile(
+            table=one.table.name,
+            path=data_path(entry.key, one.table.name),
+            bytes=0,
+            footer="",
+            digest="",
+            first_row_group=0,
+            row_groups=row_groups,
+            first_row=0,
+            rows=one.rows,
+            columns=seal_columns(data, one.source_dtypes),
+        )
+        for one, (data, row_groups) in zip(tables, laid, strict=True)
     )
-    entry = replace(entry, files=(draft,))
+    entry = replace(entry, files=drafts)
     if (existing := _existing(store, entry)) is not None:
         return existing
+    written: list[DataFile] = []
+    try:
+        for draft, one, (data, row_groups) in zip(drafts, tables, laid, strict=True):
+            written.append(_placed(store, draft, one.table, data, row_groups))
+    except BaseException:
+        _remove(store, written)
+        raise
+    committed = commit_entry(store, replace(entry, files=tuple(written)))
+    if committed.files[0].path != drafts[0].path:  # another writer was first, with the same content
+        _remove(store, written)
+    return committed
+
+
+def _placed(
+    store: Store, draft: DataFile, table: Table, data: pa.Table, row_groups: tuple[int, ...]
+) -> DataFile:
+    """Write one file of a capture, and say what it came to."""
     temporary = store.temporary()
     try:
         size, footer, digest = write_table(temporary, table, data, row_groups)
         store.place(temporary, draft.path)
     finally:
         remove_if_there(temporary)
-    written = replace(draft, bytes=size, footer=footer, digest=digest)
-    committed = commit_entry(store, replace(entry, files=(written,)))
-    if committed.files[0].path != draft.path:  # another writer was first, with the same content
-        store.remove(draft.path)
-    return committed
+    return replace(draft, bytes=size, footer=footer, digest=digest)
+
+
+def _remove(store: Store, files: Iterable[DataFile]) -> None:
+    for file in files:
+        store.remove(file.path)
 
 
 def commit_entry(store: Store, entry: Entry) -> Entry:
@@ -93,8 +121,7 @@ def commit_entry(store: Store, entry: Entry) -> Entry:
             return entry
         existing = _existing(store, entry)
     except CaptureError:
-        for file in entry.files:
-            store.remove(file.path)
+        _remove(store, entry.files)
         raise
     if existing is None:
         raise CaptureError(
@@ -146,10 +173,11 @@ def _facts(entry: Entry) -> dict[str, object]:
     }
     facts |= {f"settings.{section}": values for section, values in entry.settings_tree.items()}
     for file in entry.files:
-        facts["rows"] = file.rows
+        facts["rows" if file is entry.files[0] else f"rows of {file.table}"] = file.rows
         for name, seal in file.columns.items():
             held = f" held in {seal.source_dtype}" if seal.source_dtype else ""
-            facts[f"column {name}"] = f"{seal.digest[:12]}{held}"
+            where = f"column {name}" if file is entry.files[0] else f"column {file.table}.{name}"
+            facts[where] = f"{seal.digest[:12]}{held}"
     for one in entry.outputs:
         where = f" of {one.micro_batch_id}" if one.micro_batch_id else ""
         facts[f"output {one.stage}.{one.field}{where}"] = one.value

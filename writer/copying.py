@@ -18,7 +18,7 @@ from trajreplay.schema.policy import Redaction
 from trajreplay.schema.publish import remove_if_there, write_synced
 from trajreplay.schema.store import Store
 from trajreplay.schema.tables import TABLES
-from trajreplay.writer.commit import commit_samples
+from trajreplay.writer.commit import TableRows, commit_rows
 
 
 def copy_capture(
@@ -44,9 +44,8 @@ def copy_capture(
         target.publish_if_absent(record, source.read(record, MAX_BYTES))
     rules = _tightened(entry, redaction or {})
     contents = {file.path: _verified(source, file) for file in entry.files}
-    if rules != dict(entry.redaction) and len(entry.files) == 1:
-        (file,) = entry.files
-        return _rewritten(target, replace(entry, redaction=rules), file, contents[file.path])
+    if rules != dict(entry.redaction) and entry.files:
+        return _rewritten(target, replace(entry, redaction=rules), contents)
     for path, content in contents.items():
         if not target.exists(path):
             _place(target, path, content)
@@ -89,9 +88,22 @@ def _place(store: Store, path: str, content: bytes) -> None:
         remove_if_there(aside)
 
 
-def _rewritten(target: Store, entry: Entry, file: DataFile, content: bytes) -> Entry:
+def _rewritten(target: Store, entry: Entry, contents: Mapping[str, bytes]) -> Entry:
     """Commit a capture with less text; every other column has to keep its digest."""
-    table, redaction = TABLES[file.table], Redaction(entry.redaction)
+    redaction = Redaction(entry.redaction)
+    tables = [_redacted(file, contents[file.path], redaction) for file in entry.files]
+    copied = commit_rows(target, entry, *tables)
+    for file, copy in zip(entry.files, copied.files, strict=True):
+        kept = {one.name for one in TABLES[file.table].columns if one.role != "text"}
+        for name in kept & set(file.columns):
+            if copy.columns[name].digest != file.columns[name].digest:
+                raise DatasetError(f"{entry.key}: {name} changed in the copy, which is a mistake")
+    return copied
+
+
+def _redacted(file: DataFile, content: bytes, redaction: Redaction) -> TableRows:
+    """The rows of a file with as much text as a policy leaves."""
+    table = TABLES[file.table]
     rows = pq.read_table(pa.BufferReader(content)).slice(file.first_row, file.rows)
     columns = {name: rows[name].combine_chunks().cast(table[name].type) for name in file.columns}
     for one in table.having("text"):
@@ -99,11 +111,5 @@ def _rewritten(target: Store, entry: Entry, file: DataFile, content: bytes) -> E
             texts = [redaction.apply(one.name, text) for text in columns[one.name].to_pylist()]
             columns[one.name] = pa.array(texts, pa.string())
     columns = {name: one for name, one in columns.items() if one.null_count < len(one)}
-    dtypes = {name: seal.source_dtype or "" for name, seal in file.columns.items()}
-    dtypes = {name: one for name, one in dtypes.items() if one}
-    copied = commit_samples(target, entry, table, columns, file.rows, dtypes)
-    kept = {one.name for one in table.columns if one.role != "text"}
-    for name in kept & set(file.columns):
-        if copied.files[0].columns[name].digest != file.columns[name].digest:
-            raise DatasetError(f"{entry.key}: {name} changed in the copy, which is a mistake")
-    return copied
+    dtypes = {name: seal.source_dtype for name, seal in file.columns.items() if seal.source_dtype}
+    return TableRows(table, columns, file.rows, dtypes)

@@ -17,7 +17,7 @@ from trajreplay.schema.settings import Settings
 from trajreplay.schema.store import Store, now_us
 from trajreplay.schema.tables import EVENTS
 from trajreplay.writer.attempts import reserve_attempt
-from trajreplay.writer.commit import commit_samples
+from trajreplay.writer.commit import TableRows, commit_rows
 from trajreplay.writer.draft import make_draft
 
 
@@ -99,4 +99,4 @@ def commit_events(
         if any(value is not None for value in found)
     }
     entry = replace(draft, resumed_from=record.resumed_from)
-    return commit_samples(store, entry, EVENTS, columns, len(events), {})
+    return commit_rows(store, entry, TableRows(EVENTS, columns, len(events)))

@@ -15,6 +15,7 @@ from trajreplay.schema.columns import Column, Table
 from trajreplay.schema.digest import column_digest
 from trajreplay.schema.entry import ColumnSeal
 from trajreplay.schema.filedigest import file_digest, footer_digest
+from trajreplay.schema.tables import EXPERT_LISTS
 from trajreplay.writer.encode import ListColumn
 from trajreplay.writer.flatten import Array
 
@@ -122,7 +123,7 @@ def _slice(column: pa.Array | ListColumn, start: int, stop: int) -> pa.Array:
 
 def _repeats(column: Column) -> bool:
     """Whether few distinct values repeat in a column, so that a dictionary pays."""
-    return column.role in _DICTIONARY_ROLES or column.name == "loss_mask"
+    return column.role in _DICTIONARY_ROLES or column.name in ("loss_mask", *EXPERT_LISTS)
 
 
 def _leaf(column: Column) -> str:

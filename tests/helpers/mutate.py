@@ -64,10 +64,12 @@ def change_json(lake: Lake, key: CaptureKey, change: Callable[[dict[str, Any]], 
     lake.refresh()
 
 
-def change_table(lake: Lake, key: CaptureKey, change: Callable[[pa.Table], pa.Table]) -> None:
+def change_table(
+    lake: Lake, key: CaptureKey, change: Callable[[pa.Table], pa.Table], *, number: int = 0
+) -> None:
     """Rewrite a capture's data file, with digests, counts and seal that agree with it."""
     entry = read_entry(lake, key)
-    file = entry.files[0]
+    file = entry.files[number]
     path = Path(lake.path) / file.path
     table = TABLES[file.table]
     data = change(pq.read_table(path, partitioning=None))
@@ -78,7 +80,7 @@ def change_table(lake: Lake, key: CaptureKey, change: Callable[[pa.Table], pa.Ta
     size, footer, digest = write_table(str(path), table, data, groups)
     dtypes = {name: str(seal.source_dtype) for name, seal in file.columns.items()}
     columns = seal_columns(data, {name: one for name, one in dtypes.items() if one != "None"})
-    tokens = int(np.sum(data["response_length"].to_numpy()))
+    tokens = entry.tokens if number else int(np.sum(data["response_length"].to_numpy()))
     renewed = replace(
         file,
         bytes=size,
@@ -88,7 +90,8 @@ def change_table(lake: Lake, key: CaptureKey, change: Callable[[pa.Table], pa.Ta
         rows=data.num_rows,
         columns=columns,
     )
-    change_entry(lake, key, lambda old: replace(old, files=(renewed,), tokens=tokens))
+    files = tuple(renewed if one is file else one for one in entry.files)
+    change_entry(lake, key, lambda old: replace(old, files=files, tokens=tokens))
 
 
 def sign_file(lake: Lake, key: CaptureKey) -> None:
@@ -108,6 +111,8 @@ def change_value(
     row: int,
     value: Callable[[Any], Any],
     token: int | None = None,
+    *,
+    number: int = 0,
 ) -> None:
     """Change one value of one row, or of one token of it, and sign everything anew."""
 
@@ -120,7 +125,7 @@ def change_value(
         index = data.column_names.index(column)
         return data.set_column(index, column, pa.array(rows, data.schema.field(column).type))
 
-    change_table(lake, key, changed)
+    change_table(lake, key, changed, number=number)
 
 
 def change_output(

@@ -1,0 +1,6 @@
+"""Captured expert choices: read, checked, and the sampler's held against the trainer's."""
+
+from trajreplay.query.experts.captured import RoutedRows, expert_columns, routed_rows
+from trajreplay.query.experts.checks import RouteProblem, route_problems
+
+__all__ = ["RouteProblem", "RoutedRows", "expert_columns", "route_problems", "routed_rows"]

@@ -1,0 +1,164 @@
+"""The checks of routes find what loops over every row find, and nothing of a router."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.helpers.routed import EXPERTS, healthy, record_routes
+from trajreplay import Lake
+from trajreplay.query.experts import route_problems
+from trajreplay.query.experts.captured import Choices, RoutedRows
+
+Routes = list[np.ndarray[Any, Any]]
+
+
+def rows_of(entry: Any, routes: Routes, prompt: int, num_experts: int | None) -> RoutedRows:
+    """Routes as they are read, of samples with so many prompt tokens."""
+    total = np.array([len(one) for one in routes], np.int64)
+    values = np.concatenate(routes)
+    return RoutedRows(
+        entry,
+        [f"s-{row}" for row in range(len(routes))],
+        total,
+        total - prompt,
+        tuple(range(10, 10 + values.shape[1])),
+        num_experts,
+        {"experts": Choices(values, total)},
+    )
+
+
+def by_loops(routes: Routes, prompt: int, num_experts: int | None) -> dict[str, Any]:
+    """Count and first place of each fault, a row after another."""
+    found: dict[str, Any] = {}
+
+    def add(check: str, row: int, position: int, layer: int | None) -> None:
+        token = position + 1 - prompt
+        place = (f"s-{row}", position, token if token >= 0 else None, layer)
+        count, first = found.get(check, (0, place))
+        found[check] = (count + 1, first)
+
+    highest = max(int(one.max()) for one in routes)
+    tokens = sum(map(len, routes))
+    limit = 1e-3 * (1 - 1e-9)  # a chance that is the limit itself is rounded above or below it
+    _, layers, top_k = routes[0].shape
+    experts = num_experts or highest + 1
+    chance = 0.0 if experts < top_k else math.perm(experts, top_k) ** -float(layers) * tokens
+    for row, one in enumerate(routes):
+        for position, token in enumerate(one.tolist()):
+            for layer, choices in enumerate(token, 10):
+                if all(value == -1 for value in choices):
+                    add("route.missing", row, position, layer)
+                elif any(value < 0 for value in choices):
+                    add("route.partial", row, position, layer)
+                elif len(set(choices)) < len(choices):
+                    add("route.duplicate", row, position, layer)
+                if num_experts is not None and any(value >= num_experts for value in choices):
+                    add("route.range", row, position, layer)
+            dummy = all(choices == list(range(top_k)) for choices in token)
+            if dummy and position + 1 < len(one) and chance < limit:
+                add("route.dummy", row, position, None)
+    return found
+
+
+@given(data=st.data())
+def test_what_is_found_is_what_loops_find(data: st.DataObject) -> None:
+    layers, top_k = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
+    num_experts = data.draw(st.sampled_from([None, 2, 5, 60]))
+    lengths = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
+    routes = [
+        data.draw(
+            st.lists(st.sampled_from([-2, -1, 0, 1, 2, 3, 58]), min_size=count, max_size=count)
+        )
+        for count in (length * layers * top_k for length in lengths)
+    ]
+    arrays = [np.array(one, np.int16).reshape(-1, layers, top_k) for one in routes]
+    for array in arrays:
+        if data.draw(st.booleans()):
+            array[data.draw(st.integers(0, len(array) - 1))] = np.arange(top_k)
+        if data.draw(st.booleans()):
+            array[data.draw(st.integers(0, len(array) - 1)), 0] = -1
+    prompt = data.draw(st.integers(0, min(lengths)))
+    problems = route_problems([rows_of(None, arrays, prompt, num_experts)])
+    expected = by_loops(arrays, prompt, num_experts)
+    assert {one.check for one in problems} == set(expected)
+    for one in problems:
+        count, (sample_id, position, token, layer) = expected[one.check]
+        assert f" {count} " in one.message
+        assert (one.sample_id, one.token) == (sample_id, token)
+        assert f"position {position}" in one.message
+        assert ("layer" in one.message.split(";")[1]) == (layer is not None)
+        assert (one.severity == "warning") == (one.check == "route.missing")
+
+
+@given(seed=st.integers(0, 2**32 - 1), layers=st.integers(1, 8), top_k=st.integers(1, 8))
+def test_routes_of_a_router_have_no_problem(seed: int, layers: int, top_k: int) -> None:
+    routes = healthy([40, 30], layers, top_k, seed)
+    for one in routes:
+        one[-1] = np.arange(top_k)  # the last token of a sample has no route of its own
+    assert route_problems([rows_of(None, routes, 3, EXPERTS)]) == []
+
+
+def test_pieces_of_a_capture_count_together() -> None:
+    routes = healthy([4, 4])
+    routes[1][2, 1] = -1
+    whole = route_problems([rows_of(None, routes, 1, EXPERTS)])
+    one, two = (rows_of(None, [part], 1, EXPERTS) for part in routes)
+    two.sample_ids[0] = "s-1"  # type: ignore[index]
+    assert route_problems([one, two]) == whole
+    assert "1 of 24 rows have no route" in whole[0].message
+
+
+@pytest.mark.parametrize("stage", ["sample", "loss.policy"])
+def test_a_replay_checks_the_routes_where_it_judges_samples(tmp_path: Path, stage: str) -> None:
+    lake = Lake.create(tmp_path / "lake")
+    routes = healthy([5, 5])
+    routes[1][3] = np.arange(4)
+    routes[0][1, 2, 0] = routes[0][1, 2, 3]
+    record_routes(lake, {"rollout_experts": routes}, [5, 5], response=[3, 3], stages=[stage])
+    (cohort,) = lake.replay().cohorts
+    found = {
+        one.check: (one.severity, one.sample_id, one.token)
+        for one in cohort.findings
+        if one.check.startswith("route.")
+    }
+    if stage != "sample":
+        assert found == {}
+        return
+    assert found == {
+        "route.duplicate": ("error", "s-0", 0),
+        "route.dummy": ("error", "s-1", 2),
+    }
+    assert cohort.verdict == "diverged"
+    assert cohort.first_divergent_stage == "sample"
+
+
+def test_healthy_routes_change_no_verdict(tmp_path: Path) -> None:
+    lake = Lake.create(tmp_path / "lake")
+    routes = healthy([5, 5])
+    routes[0][2, 1] = -1
+    record_routes(lake, {"rollout_experts": routes}, [5, 5])
+    (cohort,) = lake.replay().cohorts
+    assert cohort.verdict == "pass"
+    (finding,) = [one for one in cohort.findings if one.check.startswith("route.")]
+    assert (finding.check, finding.severity, finding.sample_id) == (
+        "route.missing",
+        "warning",
+        "s-0",
+    )
+
+
+def test_routes_that_are_not_those_captured_are_refused(tmp_path: Path) -> None:
+    lake = Lake.create(tmp_path / "lake")
+    entry = record_routes(lake, {"experts": healthy([5])}, [5])
+    path = Path(lake.path) / entry.files[1].path
+    content = bytearray(path.read_bytes())
+    content[200] ^= 1
+    path.write_bytes(bytes(content))
+    (cohort,) = lake.replay().cohorts
+    assert cohort.verdict == "refused"
+    assert "its bytes changed" in str(cohort.refusal)
