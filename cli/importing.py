@@ -159,13 +159,14 @@ def _rows(report: ImportReport) -> pa.Table:
     )
 
 
-def _named(captures: Iterable[tuple[str, int, int, int | None, int]]) -> str:
+def _named(captures: Iterable[tuple[str, int, int | None, int | None, int]]) -> str:
     """Captures as `run rollout 7 step 0 ranks 0, 1`, those of one set together."""
-    ranks: dict[tuple[str, int, int | None], list[int]] = {}
+    ranks: dict[tuple[str, int | None, int | None], list[int]] = {}
     for run, _, rollout, step, rank in captures:
         ranks.setdefault((run, rollout, step), []).append(rank)
     return "; ".join(
-        f"{run} rollout {rollout}{'' if step is None else f' step {step}'} "
+        f"{run} {'events' if rollout is None else f'rollout {rollout}'}"
+        f"{'' if step is None else f' step {step}'} "
         f"rank{'s' * (len(found) > 1)} {', '.join(map(str, found))}"
         for (run, rollout, step), found in ranks.items()
     )

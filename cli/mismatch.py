@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from trajreplay.cli.mismatch_text import group_text, run_text
 from trajreplay.cli.options import ATTEMPT, Size, StepIdentity, lake_option, output_options, several
@@ -12,6 +13,7 @@ from trajreplay.cli.output import Output
 from trajreplay.cli.progress import ProgressBar
 from trajreplay.cli.verb import Verb
 
+_NOT_OF_ROUTES = {"by": "--by", "cap": "--cap", "level": "--level", "everything": "--all"}
 _GROUPS = ("run", "rollout", "step", "rank", "weight_version", "position", "length")
 
 
@@ -120,10 +122,21 @@ class GroupNames(click.ParamType[tuple[str, ...]]):
     show_default=True,
     help="Memory that DuckDB may take before it spills, in bytes or with a unit.",
 )
+@click.option(
+    "--routes",
+    is_flag=True,
+    help="Hold the experts that the sampler chose against the trainer's instead, layer by layer, "
+    "with the difference of log-probs where they agree and where they differ. Default: no.",
+)
 @click.option("--all", "everything", is_flag=True, help="Show every statistic. Default: the main.")
 @output_options
 def mismatch(
-    lake_path: str, output: Output, by: tuple[str, ...], everything: bool, **options: Any
+    lake_path: str,
+    output: Output,
+    by: tuple[str, ...],
+    routes: bool,
+    everything: bool,
+    **options: Any,
 ) -> None:
     """Measure how far the trainer's log-probs are from the sampler's, run beside run.
 
@@ -131,6 +144,9 @@ def mismatch(
     perplexities. A mean is unweighted over the means of the steps; beside it stands the mean over
     all tokens. Several runs come with their ratio to the first and its 95 % bootstrap interval
     over steps.
+
+    Of a mixture of experts whose choices were captured, --routes says by layer how many tokens
+    have the same experts on both sides, and whether those that have not carry the tail.
     """
     from trajreplay.lake import Lake
 
@@ -138,6 +154,8 @@ def mismatch(
         raise click.UsageError(
             "--step R:S names the rollout already: give it or --rollout, not both."
         )
+    if routes:
+        _routes(lake_path, output, options)
     with ProgressBar("Measuring", quiet=output.quiet) as progress:
         report = Lake.open(lake_path).mismatch(by=by, progress=progress, **options)
     everything = everything or output.verbose
@@ -151,3 +169,33 @@ def mismatch(
             output.note(f"{finding.severity}: run {finding.run_id}: {finding.message}")
         output.rows(report.table)
     click.get_current_context().exit(0 if report.ok else 1)
+
+
+def _routes(lake_path: str, output: Output, options: dict[str, Any]) -> None:
+    """Measure the agreement of routes, and exit."""
+    from trajreplay.cli.agreement_text import agreement_text
+    from trajreplay.lake import Lake
+
+    context = click.get_current_context()
+    for name, option in _NOT_OF_ROUTES.items():
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            raise click.UsageError(f"--routes has no {option}: leave it out.")
+    thresholds = options.pop("thresholds")
+    stated = context.get_parameter_source("thresholds") is not ParameterSource.DEFAULT
+    if stated and len(thresholds) > 1:
+        raise click.UsageError("--routes counts tokens over one number of nats: give one --over.")
+    for name in ("cap", "level"):
+        del options[name]
+    with ProgressBar("Measuring", quiet=output.quiet) as progress:
+        report = Lake.open(lake_path).route_agreement(
+            threshold=thresholds[0], progress=progress, **options
+        )
+    if output.format == "json":
+        output.document(report.to_json())
+    elif output.is_text:
+        output.text(agreement_text(report))
+    else:
+        for finding in report.findings:
+            output.note(f"{finding.severity}: run {finding.run_id}: {finding.message}")
+        output.rows(report.table)
+    context.exit(0 if report.ok else 1)

@@ -35,10 +35,11 @@ def significant(value: float | None) -> str:
 def share(count: int, of: int) -> str:
     """A count with its share in percent.
 
-    >>> share(7873, 3858221), share(0, 1291712)
-    ('7,873 (0.204 %)', '0')
+    >>> share(7873, 3858221), share(3, 3), share(0, 1291712)
+    ('7,873 (0.204 %)', '3 (100 %)', '0')
     """
-    return f"{count:,} ({count / of * 100:#.3g} %)" if count else "0"
+    percent = f"{count / of * 100:#.3g}".rstrip(".") if count else ""
+    return f"{count:,} ({percent} %)" if count else "0"
 
 
 def run_text(report: MismatchReport, *, everything: bool) -> str:

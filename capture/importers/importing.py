@@ -6,16 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from trajreplay.capture.importers.registry import Importer, ImportOptions
 from trajreplay.schema.bundles.archive import unpacked
-from trajreplay.schema.bundles.record import CaptureRecord
+from trajreplay.schema.bundles.record import CaptureRecord, EventRecord
 from trajreplay.schema.bundles.unpickle import TensorValue
 from trajreplay.schema.errors import CaptureError, TrajReplayError
+from trajreplay.schema.identity import make_key
 from trajreplay.schema.layout import entry_path
 from trajreplay.schema.store import Store
-from trajreplay.writer import CaptureBuilder
+from trajreplay.writer import CaptureBuilder, Event, commit_events
 
 IMPORTED, UNCHANGED, REFUSED, CHECKED = "imported", "unchanged", "refused", "checked"
 
@@ -28,7 +29,7 @@ class ImportedSource:
         path: The file or folder.
         kind: What it was read as.
         status: imported, unchanged (all of it was there), checked (nothing was written), refused.
-        captures: Its captures as (run, attempt, rollout, step, rank).
+        captures: Its captures as (run, attempt, rollout, step, rank); events are of no rollout.
         samples: Samples in them.
         tokens: Response tokens in them.
         problem: Why it was refused.
@@ -39,7 +40,7 @@ class ImportedSource:
     path: str
     kind: str
     status: str = REFUSED
-    captures: list[tuple[str, int, int, int | None, int]] = field(default_factory=list)
+    captures: list[tuple[str, int, int | None, int | None, int]] = field(default_factory=list)
     samples: int = 0
     tokens: int = 0
     problem: str = ""
@@ -152,25 +153,50 @@ def _import_source(
         result.problem = f"{source} cannot be read: {str(error) or type(error).__name__}"
         return result
     for one in records:
-        step_id, rank = one.step_id, one.rank
-        result.captures.append((one.run_id, options.attempt, one.rollout_id, step_id, rank))
-        result.samples += len(one.samples)
-        result.tokens += one.tokens
+        place = (None, None) if isinstance(one, EventRecord) else (one.rollout_id, one.step_id)
+        result.captures.append((one.run_id, options.attempt, *place, one.rank))
+        if isinstance(one, CaptureRecord):
+            result.samples += len(one.samples)
+            result.tokens += one.tokens
     return result
 
 
-def _commit(store: Store, records: Sequence[CaptureRecord], attempt: int) -> str:
+def _commit(store: Store, records: Sequence[CaptureRecord | EventRecord], attempt: int) -> str:
     """Commit the captures of one source, once all of them are known to be whole."""
-    builders = []
+    builders: list[CaptureBuilder | _EventBlock] = []
     with ExitStack() as blocks:
         for record in records:
+            if isinstance(record, EventRecord):
+                builders.append(_EventBlock(store, record, attempt))
+                continue
             builder = _builder(store, record, attempt)
             _fill(builder, record)
             builders.append(builder)
-        for builder in builders:
-            blocks.enter_context(builder)
-        there = [store.exists(entry_path(builder.key)) for builder in builders]
+        for one in builders:
+            blocks.enter_context(one)
+        there = [store.exists(entry_path(one.key)) for one in builders]
     return UNCHANGED if all(there) else IMPORTED
+
+
+class _EventBlock:
+    """A block that commits the events of one rank when it is left, as a builder does samples."""
+
+    def __init__(self, store: Store, record: EventRecord, attempt: int) -> None:
+        self.key = make_key(record.run_id, attempt, "events", None, None, record.rank)
+        self._store, self._record = store, record
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            commit_events(
+                self._store,
+                self.key,
+                [Event(**vars(one)) for one in self._record.events],
+                expected_ranks=self._record.expected_ranks,
+                producer=self._record.producer,
+            )
 
 
 def _builder(store: Store, record: CaptureRecord, attempt: int) -> CaptureBuilder:
@@ -197,6 +223,8 @@ def _fill(builder: CaptureBuilder, record: CaptureRecord) -> None:
         origin = record.origins.get(name)
         about = vars(origin) if origin is not None else {}
         builder.tensor(name, _tensor(values), **about)
+    for name, values in record.routes.items():
+        builder.routes(name, values)
     for one in record.scalars:
         builder.expected(
             one.stage,

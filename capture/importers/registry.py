@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from trajreplay.schema.bundles.record import CaptureRecord
+from trajreplay.schema.bundles.record import CaptureRecord, EventRecord
 from trajreplay.schema.errors import CaptureError
 from trajreplay.schema.identity import BY_RANK
 
@@ -19,6 +19,8 @@ BUILT_IN = {
     "relax-bundle": "trajreplay.capture.importers.bundles:RELAX_BUNDLE",
     "relax-dump": "trajreplay.capture.importers.slime:RELAX_DUMP",
     "slime": "trajreplay.capture.importers.slime:SLIME",
+    "nemo-gym": "trajreplay.capture.importers.nemo_gym:NEMO_GYM",
+    "nemo-rl-r3": "trajreplay.capture.importers.nemo_r3:NEMO_RL_R3",
     "nemo-rl": "trajreplay.capture.importers.nemo_rl:NEMO_RL",
     "prime-rl-export": "trajreplay.capture.importers.prime_rl:PRIME_RL_EXPORT",
     "prime-rl-rollout": "trajreplay.capture.importers.prime_rl_transport:PRIME_RL_ROLLOUT",
@@ -67,7 +69,7 @@ class Importer:
     kind: str
     doc: str
     find: Callable[[Path], Iterable[Path]]
-    read: Callable[[Path, ImportOptions], Sequence[CaptureRecord]]
+    read: Callable[[Path, ImportOptions], Sequence[CaptureRecord | EventRecord]]
 
 
 def kinds() -> list[str]:

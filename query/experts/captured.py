@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,16 @@ class Choices:
 
     values: Experts
     tokens: Int64s
+
+    @cached_property
+    def ends(self) -> Int64s:
+        """(S,) int64. Where the tokens of each sample end."""
+        return np.cumsum(self.tokens)
+
+    def of(self, row: int) -> Experts | None:
+        """(T, L, K) The choices of one sample; None of one without."""
+        count, end = int(self.tokens[row]), int(self.ends[row])
+        return self.values[end - count : end] if count else None
 
 
 @dataclass(frozen=True)

@@ -102,8 +102,7 @@ def _dummy_tokens(choices: Choices) -> Flags:
     """(N,) Tokens with 0, 1, 2, ... in every layer, those that are the last of a sample aside."""
     values = choices.values
     dummy = np.asarray((values == np.arange(values.shape[2], dtype=values.dtype)).all((1, 2)))
-    ends = np.cumsum(choices.tokens)
-    dummy[ends[choices.tokens > 0] - 1] = False
+    dummy[choices.ends[choices.tokens > 0] - 1] = False
     return dummy
 
 
@@ -124,7 +123,7 @@ def _count(
     if not count or tally.first is not None:
         return
     token, layer = divmod(int(wrong.argmax()), wrong.shape[1])
-    ends = np.cumsum(choices.tokens)
+    ends = choices.ends
     sample = int(np.searchsorted(ends, token, side="right"))
     position = token - int(ends[sample] - choices.tokens[sample])
     # What is computed at a position predicts the token after it.

@@ -52,6 +52,7 @@ class CaptureRecord:
         samples: The samples in order.
         tensors: Columns of tokens by name: packed, or one array a sample and None where it has
             none.
+        routes: Choices of experts by name, as a capture's `routes` takes them.
         scalars: Recorded results.
         stages: What is claimed of each stage.
         tolerances: The producer's own comparison, by stage.
@@ -71,6 +72,7 @@ class CaptureRecord:
     rank: int = 0
     expected_ranks: tuple[int, ...] = (0,)
     tensors: Mapping[str, Any] = field(default_factory=dict)
+    routes: Mapping[str, Any] = field(default_factory=dict)
     scalars: tuple[Scalars, ...] = ()
     stages: tuple[StageContract, ...] = ()
     tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
@@ -85,3 +87,41 @@ class CaptureRecord:
     def tokens(self) -> int:
         """Response tokens of all samples."""
         return sum(one.response_length for one in self.samples)
+
+
+@dataclass(frozen=True)
+class EventLine:
+    """One event as a file has it.
+
+    Args:
+        event: What happened.
+        detail: A JSON object with what else is known.
+        sample_id: The sample concerned.
+        time_us: When, microseconds since 1970.
+    """
+
+    event: str
+    detail: str
+    sample_id: str | None
+    time_us: int
+
+
+@dataclass(frozen=True)
+class EventRecord:
+    """The events of one rank, of no rollout in particular, as a reader of files hands them over.
+
+    Args:
+        run_id: The training job.
+        events: At least one, in order.
+        rank: The process.
+        expected_ranks: Ranks of the job.
+        producer: The program that wrote them.
+        notes: What the files hold and this record does not.
+    """
+
+    run_id: str
+    events: tuple[EventLine, ...]
+    rank: int = 0
+    expected_ranks: tuple[int, ...] = (0,)
+    producer: ProducerInfo = field(default_factory=ProducerInfo)
+    notes: tuple[str, ...] = ()

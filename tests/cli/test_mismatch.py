@@ -2,9 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from tests.helpers.captures import record, sample
 from tests.helpers.cli import run
 from tests.helpers.mismatches import (
     MASK,
@@ -99,3 +102,64 @@ def test_a_column_that_is_a_copy_ends_with_3(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_asked_ends_with_2(options: list[str], small: Lake) -> None:
     assert run("mismatch", "--lake", small.path, *options).code == 2
+
+
+def write_routes(lake: Lake, run_id: str, *, differing: bool) -> None:
+    """One step of four tokens in two layers; the last is far off, and has other experts or not."""
+    routes = np.arange(5 * 2 * 2, dtype=np.int8).reshape(5, 2, 2)
+    sampled = routes.copy()
+    sampled[0, 0] = sampled[0, 0][::-1]  # the first token has the same experts in another order
+    if differing:
+        sampled[3, 1] = 99
+
+    def hand_over(capture: Any) -> None:
+        capture.samples([sample(0, 4)])
+        capture.tensor("old_log_probs", [[-1.0, -1.25, -1.0, -3.0]], source="trainer")
+        capture.tensor("rollout_log_probs", [[-1.0] * 4], source="sampler")
+        capture.routes("old_experts", [routes], layer_numbers=[3, 8])
+        capture.routes("rollout_experts", [sampled], layer_numbers=[3, 8])
+
+    record(lake, hand_over, run_id=run_id, step_id=0, stages=[])
+
+
+def test_routes_say_by_layer_whether_differing_tokens_carry_the_tail(tmp_path: Path) -> None:
+    lake = Lake.create(tmp_path / "lake")
+    write_routes(lake, "off", differing=True)
+    write_routes(lake, "on", differing=False)
+    done = run("mismatch", "--routes", "--lake", lake.path, "--run", "off", "--run", "on")
+    assert (done.code, done.err) == (0, "")
+    lines = [" ".join(line.split()) for line in done.out.splitlines()]
+    assert lines[0] == "run off: old_experts against rollout_experts, of steps"
+    assert lines[3:6] == [
+        "all 4 75 % 50 % 0 0.00 0.245 0.250 0 2.00 2.00 2.00 1 (100 %)",
+        "3 4 100 % 75 % 0 0.125 1.9475 2.00 1 (25.0 %) - - - 0",
+        "8 4 75 % 75 % 0 0.00 0.245 0.250 0 2.00 2.00 2.00 1 (100 %)",
+    ]
+    assert lines[6] == (
+        "Of 1 tokens with abs(delta log p) > 0.5, 1 (100 %) have other experts in some layer; of "
+        "all 4, 1 (25.0 %)."
+    )
+    assert lines[8] == "run on: old_experts against rollout_experts, of steps"
+    assert lines[-1].startswith("Of 1 tokens with abs(delta log p) > 0.5, 0 have other experts")
+
+
+def test_routes_come_in_every_format_and_refuse_what_they_have_not(tmp_path: Path) -> None:
+    lake = Lake.create(tmp_path / "lake")
+    write_routes(lake, "r", differing=True)
+    command = ("mismatch", "--routes", "--lake", lake.path)
+    rows = [json.loads(one) for one in run(*command, "--format", "ndjson").out.splitlines()]
+    assert [(row["layer"], row["equal_sets"]) for row in rows] == [
+        (None, 0.75),
+        (3, 1.0),
+        (8, 0.75),
+    ]
+    document = json.loads(run(*command, "--format", "json", "--over", "3").out)
+    assert document["threshold"] == 3
+    assert document["names"] == ["old_experts", "rollout_experts"]
+    assert [row["differing_over"] for row in document["rows"]] == [0, 0, 0]
+    for option in (("--by", "step"), ("--cap", "3"), ("--level", "step"), ("--all",)):
+        refused = run(*command, *option)
+        assert refused.code == 2
+        assert f"--routes has no {option[0]}" in refused.err
+    assert run(*command, "--over", "1", "--over", "2").code == 2
+    assert run(*command, "--pair", "log_probs:rollout_log_probs").code != 0

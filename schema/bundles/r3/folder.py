@@ -90,7 +90,7 @@ def _read_file(
     kept_before = True  # nothing before the first line says that it belongs elsewhere
     any_before = False
     waiting: list[TraceProblem] = []
-    for number, line in _lines(store, name):
+    for number, line in trace_lines(store, name):
         try:
             record = parse_record(line, name, number, seen)
         except RecordError as error:
@@ -123,8 +123,16 @@ def _settle(waiting: list[TraceProblem], counts: bool, found: TraceFolder) -> No
     waiting.clear()
 
 
-def _lines(store: LocalStore, name: str) -> Iterator[tuple[int, bytes]]:
-    """Yield each line with its number; of one that is too long only as much as shows it."""
+def trace_lines(store: LocalStore, name: str) -> Iterator[tuple[int, bytes]]:
+    """Each line of a trace with its number, from 1; of one that is too long as much as shows it.
+
+    Args:
+        store: Its folder.
+        name: The file.
+
+    Raises:
+        DatasetError: It is a link, or no regular file.
+    """
     with os.fdopen(store.open(name), "rb") as file:
         number = 0
         while line := file.readline(MAX_LINE_BYTES + 2):

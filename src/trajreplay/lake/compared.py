@@ -10,6 +10,7 @@ from trajreplay.lake.opened import Opened
 if TYPE_CHECKING:
     from trajreplay.query import MismatchReport
     from trajreplay.query.differences import DiffReport
+    from trajreplay.query.experts import AgreementReport
     from trajreplay.query.selecting import SampleNames
 
 
@@ -110,6 +111,58 @@ class Compared(Opened):
             level=level,
             thresholds=thresholds,
             cap=cap,
+            any_version=any_version,
+            memory_bytes=memory_bytes,
+            threads=threads,
+            progress=progress,
+        )
+
+    def route_agreement(
+        self,
+        where: str | None = None,
+        *,
+        runs: Sequence[str] = (),
+        pair: str = "old_log_probs:rollout_log_probs",
+        threshold: float = 0.5,
+        any_version: bool = False,
+        allow_partial: bool = False,
+        memory_bytes: int = 2 << 30,
+        threads: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        **selecting: Unpack[SampleNames],
+    ) -> AgreementReport:
+        """Hold the experts that the sampler chose against the trainer's, layer by layer.
+
+        Args:
+            where: One boolean SQL expression over the rows of `rollouts` and of `steps`.
+            runs: The runs, side by side. All of the lake if empty.
+            pair: The columns of log-probs, `TRAINER:SAMPLER`; with them go the choices of the
+                same forward pass: `rollout_experts`, `old_experts`, `experts`.
+            threshold: Absolute difference beyond which tokens are counted, in nats.
+            any_version: Count tokens, too, that are known to be sampled by other weights than
+                those that recomputed them.
+            allow_partial: Read incomplete capture sets as far as they go.
+            memory_bytes: What DuckDB may take before it spills.
+            threads: Threads of DuckDB; no result depends on it.
+            progress: Called with the capture sets read and all of them.
+            selecting: As of `mismatch`.
+
+        Returns:
+            `report.table`, one row a layer of a run, and one over all layers; `report.findings`.
+
+        Raises:
+            QueryError: The selection is wrong, or holds nothing to compare.
+            DatasetError: One column is a copy of the other, or a file is not what its entry says.
+        """
+        from trajreplay.query import Selection
+        from trajreplay.query.experts import route_agreement
+
+        return route_agreement(
+            self._catalog,
+            Selection.of(where, selecting, allow_partial=allow_partial),
+            runs=runs,
+            pair=pair,
+            threshold=threshold,
             any_version=any_version,
             memory_bytes=memory_bytes,
             threads=threads,

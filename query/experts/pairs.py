@@ -1,0 +1,283 @@
+"""The response tokens of captures of which both sampler's and trainer's choices are known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from trajreplay.query.capture_sets import CaptureSet
+from trajreplay.query.catalog import Catalog, Cohort
+from trajreplay.query.experts.captured import Experts, RoutedRows, expert_columns, routed_rows
+from trajreplay.query.mismatch.pair import Origins, Pair
+from trajreplay.query.reading import read_columns
+from trajreplay.query.row_masks import Mask, SelectedSet
+from trajreplay.schema.entry import Entry
+from trajreplay.schema.errors import DatasetError, QueryError
+from trajreplay.schema.identity import DATA, CaptureKey
+from trajreplay.schema.lists import elements, lengths_of
+from trajreplay.schema.tables import ROLLOUTS, SAMPLE_TABLES
+
+# Whose choices belong to a column of log-probs: those of the forward pass that made it.
+EXPERTS_OF = {
+    "rollout_log_probs": "rollout_experts",
+    "old_log_probs": "old_experts",
+    "log_probs": "experts",
+}
+_SOURCE = ("source_attempt", "source_rollout_id", "sample_id")
+_KEPT = 4  # captures of rollouts whose choices are in memory at once
+_KEPT_INDEXES = 32
+
+
+class PairedTokens(NamedTuple):
+    """Trained response tokens of some samples.
+
+    Args:
+        delta: (N,) float64. |trainer - sampler| of their log-probs.
+        trainer, sampler: (N, L, K) int16. The choices where the token was predicted.
+        layers: (L,) Their numbers.
+    """
+
+    delta: np.ndarray[Any, np.dtype[np.float64]]
+    trainer: Experts
+    sampler: Experts
+    layers: tuple[int, ...]
+
+
+class Side(NamedTuple):
+    """What one side has of a sample.
+
+    Args:
+        experts: (T, L, K) int16. None where it has none.
+        layers: (L,) Their numbers.
+        log_probs: (N,) float32. Of its response tokens.
+    """
+
+    experts: Any
+    layers: tuple[int, ...]
+    log_probs: Any
+
+
+@dataclass
+class PairedReading:
+    """Reads the tokens of one run, and counts what could not be compared.
+
+    Args:
+        catalog: The lake.
+        pair: The columns of log-probs, which say whose choices are compared.
+        any_version: Whether tokens count that other weights sampled than recomputed them.
+    """
+
+    catalog: Catalog
+    pair: Pair
+    any_version: bool = False
+    samples_without: int = 0
+    shards: int = 0
+    of_other_version: int = 0
+
+    def __post_init__(self) -> None:
+        unknown = [one for one in self.pair.columns if one not in EXPERTS_OF]
+        if unknown:
+            raise QueryError(
+                f"no choices of experts belong to {unknown[0]}, expected a pair out of "
+                f"{', '.join(EXPERTS_OF)}"
+            )
+        self.origins = Origins(self.pair)
+        self.names = tuple(EXPERTS_OF[one] for one in self.pair.columns)  # trainer, sampler
+        self._rollout = lru_cache(maxsize=_KEPT_INDEXES)(self._read_index)
+        self._generated = lru_cache(maxsize=_KEPT)(self._read_generated)
+
+    def level(self, sets: Sequence[CaptureSet]) -> str:
+        """Steps, if any of them holds the trainer's choices; else rollouts."""
+        held = any(
+            self.names[0] in expert_columns(entry)
+            for one in sets
+            if one.kind == "step"
+            for entry in one.owners
+        )
+        return "step" if held else "rollout"
+
+    def tokens(self, chosen: SelectedSet) -> Iterator[PairedTokens]:
+        """The tokens of a capture set, some samples at a time.
+
+        Raises:
+            DatasetError: A file is not what its entry says, a column is a copy of the other, or
+                the two sides choose other numbers of experts or have no layer in common.
+        """
+        for entry in chosen.captures.owners:
+            if entry.key.rank not in chosen.rows or not entry.rows:
+                continue
+            mask: Mask = chosen.rows[entry.key.rank]
+            rows = np.ones(entry.rows, bool) if mask is None else np.asarray(mask)
+            if self.names[0] not in expert_columns(entry) or not self._holds_trainer(entry):
+                self.samples_without += int(rows.sum())
+                continue
+            yield from self._of_entry(entry, rows)
+
+    def _holds_trainer(self, entry: Entry) -> bool:
+        file = entry.file(SAMPLE_TABLES[entry.key.kind].name)
+        return file is not None and self.pair.trainer in file.columns
+
+    def _of_entry(self, entry: Entry, chosen: Any) -> Iterator[PairedTokens]:
+        origin = self.origins.add(self.pair.trainer, entry)
+        version = None if origin is None or self.any_version else origin.weight_version
+        names = [self.pair.trainer, self.pair.sampler, "loss_mask", "weight_versions"]
+        table = SAMPLE_TABLES[entry.key.kind]
+        step = entry.key.kind == "step"
+        columns = [*names, *_SOURCE] if step else [*names, "sample_id"]
+        samples = read_columns(self.catalog.store, entry, table, columns)
+        for piece in routed_rows(self.catalog.store, entry, self.names):
+            part = samples.slice(piece.start, len(piece.sample_ids))
+            yield from self._of_piece(piece, part, chosen, version)
+
+    def _of_piece(
+        self, piece: RoutedRows, samples: pa.Table, chosen: Any, version: int | None
+    ) -> Iterator[PairedTokens]:
+        lists = {name: Lists(samples[name]) for name in (*self.pair.columns, "loss_mask")}
+        spans = samples["weight_versions"].to_pylist() if version is not None else []
+        parts: dict[tuple[int, ...], list[tuple[Any, Experts, Experts]]] = {}
+        for row in range(len(piece.sample_ids)):
+            if not chosen[piece.start + row]:
+                continue
+            sides = self._sides(piece, samples, lists, row)
+            if sides is None:
+                continue
+            mine, theirs = sides
+            kept = lists["loss_mask"].of(row) != 0
+            # The token at a position is predicted where the one before it is computed.
+            first = int(piece.total[row] - piece.response[row]) - 1
+            kept[: max(-first, 0)] = False
+            if version is not None:
+                kept = self._of_version(kept, spans[row], version)
+            places = np.flatnonzero(kept)
+            delta = np.abs(mine.log_probs[places].astype(np.float64) - theirs.log_probs[places])
+            places += first
+            left, right, layers = self._aligned(piece, mine, theirs, places)
+            parts.setdefault(layers, []).append((delta, left, right))
+        for layers, found in parts.items():
+            delta, left, right = (np.concatenate(one) for one in zip(*found, strict=True))
+            yield PairedTokens(delta, left, right, layers)
+
+    def _sides(
+        self, piece: RoutedRows, samples: pa.Table, lists: Mapping[str, Lists], row: int
+    ) -> tuple[Side, Side] | None:
+        """What trainer and sampler have of one sample; None, and counted, where one lacks."""
+        trainer, sampler = (
+            Side(self._own(piece, name, row), piece.layer_numbers, lists[column].of(row))
+            for name, column in zip(self.names, self.pair.columns, strict=True)
+        )
+        if sampler.log_probs is not None:
+            self.origins.add(self.pair.sampler, piece.entry)
+        if sampler.experts is None or sampler.log_probs is None:
+            sampler = self._filled(piece.entry, samples, row, sampler)
+        if any(one is None for one in (*trainer, *sampler)):
+            self.samples_without += 1
+            return None
+        if {len(trainer.log_probs), len(sampler.log_probs)} != {int(piece.response[row])}:
+            self.shards += 1
+            return None
+        return trainer, sampler
+
+    @staticmethod
+    def _own(piece: RoutedRows, name: str, row: int) -> Experts | None:
+        return piece.choices[name].of(row) if name in piece.choices else None
+
+    def _filled(self, entry: Entry, samples: pa.Table, row: int, own: Side) -> Side:
+        """What a step lacks of the sampler, taken from the rollout that the sample came from."""
+        if entry.key.kind != "step":
+            return own
+        attempt, rollout, sample_id = (samples[name][row].as_py() for name in _SOURCE)
+        key, number = self._rollout(entry.key.run_id, attempt, rollout).get(sample_id, (None, 0))
+        if key is None:
+            return own
+        there = self._generated(key)[number]
+        if own.log_probs is None and there.log_probs is not None:
+            self.origins.add(self.pair.sampler, self.catalog.entry(key))
+        if own.experts is None:
+            own = own._replace(experts=there.experts, layers=there.layers)
+        return own if own.log_probs is not None else own._replace(log_probs=there.log_probs)
+
+    def _aligned(
+        self, piece: RoutedRows, mine: Side, theirs: Side, places: Any
+    ) -> tuple[Experts, Experts, tuple[int, ...]]:
+        """Choices at some positions, of the layers that both sides recorded."""
+        left, right = mine.experts[places], theirs.experts[places]
+        if left.shape[2] != right.shape[2]:
+            raise DatasetError(
+                f"capture of {piece.entry.key}: {self.names[0]} are {left.shape[2]} experts a "
+                f"token, {self.names[1]} are {right.shape[2]}",
+                hint="They are of different models, or one was cut: nothing is compared.",
+            )
+        if mine.layers == theirs.layers:
+            return left, right, mine.layers
+        common = sorted(set(mine.layers) & set(theirs.layers))
+        if not common:
+            raise DatasetError(
+                f"capture of {piece.entry.key}: {self.names[0]} and {self.names[1]} have no layer "
+                "in common",
+                hint="Record layer_numbers where a rank holds only some of the layers.",
+            )
+        of_left, of_right = ([one.index(n) for n in common] for one in (mine.layers, theirs.layers))
+        return left[:, of_left], right[:, of_right], tuple(common)
+
+    def _of_version(self, kept: Any, spans: Any, version: int) -> Any:
+        """Leave out tokens that are known to be sampled by other weights."""
+        same = kept.copy()
+        for span in spans or ():
+            if span["version"] != version:
+                same[span["start"] : span["stop"]] = False
+        self.of_other_version += int(kept.sum() - same.sum())
+        return same
+
+    def _read_index(
+        self, run_id: str, attempt: int, rollout: int
+    ) -> dict[str, tuple[CaptureKey, int]]:
+        """Where the samples of a rollout lie: the capture and the row."""
+        found: dict[str, tuple[CaptureKey, int]] = {}
+        for key in self.catalog.by_cohort.get(Cohort(run_id, attempt, rollout, None), ()):
+            entry = self.catalog.entry(key)
+            if key.part == DATA and entry.owner and entry.rows:
+                ids = read_columns(self.catalog.store, entry, ROLLOUTS, ["sample_id"])
+                names = ids["sample_id"].to_pylist()
+                found |= {name: (key, number) for number, name in enumerate(names)}
+        return found
+
+    def _read_generated(self, key: CaptureKey) -> list[Side]:
+        """What the sampler has of every sample of a rollout's capture."""
+        entry, store = self.catalog.entry(key), self.catalog.store
+        name, column = self.names[1], self.pair.sampler
+        lists = Lists(read_columns(store, entry, ROLLOUTS, [column])[column])
+        if name not in expert_columns(entry):
+            return [Side(None, (), lists.of(row)) for row in range(entry.rows)]
+        return [
+            Side(piece.choices[name].of(row), piece.layer_numbers, lists.of(piece.start + row))
+            for piece in routed_rows(store, entry, [name])
+            for row in range(len(piece.sample_ids))
+        ]
+
+
+class Lists:
+    """A column of lists as arrays.
+
+    Args:
+        column: The column.
+    """
+
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        chunks = column.chunks
+        none = np.empty(0, np.int64)
+        self._values = np.concatenate(
+            [elements(chunk).to_numpy(zero_copy_only=False) for chunk in chunks] or [none]
+        )
+        self._lengths = np.concatenate([lengths_of(chunk) for chunk in chunks] or [none])
+        self._ends = np.cumsum(self._lengths)
+        self._valid = np.asarray(column.is_valid())
+
+    def of(self, row: int) -> Any:
+        """The list of a row, None of one without."""
+        end = self._ends[row]
+        return self._values[end - self._lengths[row] : end] if self._valid[row] else None
