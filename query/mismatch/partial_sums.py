@@ -49,21 +49,20 @@ class PartialSum:
         return f"{function}({self.name}) AS {self.name}"
 
 
-# Over near tokens: counts, powers of d by h = d * d, odd powers of |d|, and ranges.
+# Over near tokens: counts, powers of d by h = d * d, sinh(|d|) - |d|, and the range.
 POWERS = {
     "n": "count(*)",
     "x": "sum(x)",
     "equal": "count_if(d = 0)",
     **{f"d{power}": f"sum(d{' * h' * (power // 2)})" for power in (1, 3, 5, 7, 9)},
-    **{f"a{power}": f"sum(a{' * h' * (power // 2)})" for power in (1, 3, 5, 7, 9)},
+    "a1": "sum(a)",
+    "odd_abs": "sum(a * h * (1 / 6 + h * (1 / 120 + h * (1 / 5040 + h / 362880))))",
     **{f"h{power}": f"sum({' * '.join('h' * power)})" for power in (1, 2, 3, 4, 5)},
     "low": "min(d)",
     "high": "max(d)",
-    "far": "max(a)",
 }
 _EVEN = "(h1 / 2 + h2 / 24 + h3 / 720 + h4 / 40320 + h5 / 3628800)"  # cosh(d) - 1
 _ODD = "(d3 / 6 + d5 / 120 + d7 / 5040 + d9 / 362880)"  # sinh(d) - d
-_ODD_ABS = "(a3 / 6 + a5 / 120 + a7 / 5040 + a9 / 362880)"
 _SQUARED = (  # exp(2 d) - 1
     "(2 * d1 + 2 * h1 + 8 * d3 / 6 + 16 * h2 / 24 + 32 * d5 / 120 + 64 * h3 / 720 "
     "+ 128 * d7 / 5040 + 256 * h4 / 40320 + 512 * d9 / 362880 + 1024 * h5 / 3628800)"
@@ -77,7 +76,7 @@ TOKEN_SUMS = (
     PartialSum("dd", "d * d", near="h1"),
     PartialSum("k3", "k3", near=f"{_EVEN} + {_ODD}"),
     PartialSum("reverse", "reverse", near=f"{_EVEN} - {_ODD}"),
-    PartialSum("worse", "greatest(k3, reverse)", near=f"{_EVEN} + {_ODD_ABS}"),  # k3 of |d|
+    PartialSum("worse", "greatest(k3, reverse)", near=f"{_EVEN} + odd_abs"),  # k3 of |d|
     PartialSum(
         "js",
         "a / 2 + ln(1 + least(e, i)) - ln(2)",
@@ -96,7 +95,7 @@ TOKEN_SUMS = (
     PartialSum("odd", "not isfinite(d)", "count"),
     PartialSum("d_low", "d", "smallest", "low"),
     PartialSum("d_high", "d", "largest", "high"),
-    PartialSum("a_high", "a", "largest", "far"),
+    PartialSum("a_high", "a", "largest", "greatest(-low, high)"),
 )
 # Over the samples that have a valid token, of the sums above.
 SEQUENCE_SUMS = (

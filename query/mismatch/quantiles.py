@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import duckdb
 import pyarrow as pa
 
 _WHOLE = 200_000  # fewer values than this are sorted at once
 _SAMPLED = 0.02
+_UPPER = 0.9  # what lies above is so little that all of it is taken
 _DEVIATIONS = 8  # how far around a quantile is looked, in its deviation in a sample of this size
 
 
@@ -32,38 +34,63 @@ def exact_quantiles(
         One for each that is wanted, as DuckDB's `quantile_cont` has it, whatever was sampled.
     """
     (count,) = connection.execute(f"SELECT count(*) FROM {table}").fetchall()[0]
-    found = [math.nan] * len(wanted)
-    missed = list(range(len(wanted)))
-    if count >= _WHOLE:
-        brackets = _brackets(connection, table, column, wanted, count)
-        below = _below(connection, table, column, [low for low, _ in brackets])
-        for place, (low, high) in enumerate(brackets):
-            position = wanted[place] * (count - 1)
-            first = math.floor(position) - below[place]
-            within = f"SELECT {column} FROM {table} WHERE {column} >= ? AND {column} <= ?"
-            values = pa.array(connection.execute(within, [low, high]).fetchnumpy()[column])
-            last = first + (position > math.floor(position))
+    if count < _WHOLE:
+        return _of_whole(connection, table, column, wanted)
+    found: dict[float, float] = {}
+    for span in _spans(connection, table, column, wanted, count):
+        values, below = _within(connection, table, column, span, count)
+        for one in span.wanted:
+            position = one * (count - 1)
+            share = position - math.floor(position)
+            first = math.floor(position) - below
+            last = first + (share > 0)
             if first >= 0 and last < len(values):
-                values = values.sort()
-                share = position - math.floor(position)
-                found[place] = _between(values[first].as_py(), values[last].as_py(), share)
-                missed.remove(place)
+                found[one] = _between(values[first].as_py(), values[last].as_py(), share)
+    missed = [one for one in wanted if one not in found]
     if missed:
-        rest = [wanted[place] for place in missed]
-        plain = f"SELECT quantile_cont({column}, {rest}) FROM {table}"
-        for place, value in zip(missed, connection.execute(plain).fetchall()[0][0], strict=True):
-            found[place] = value
+        found |= zip(missed, _of_whole(connection, table, column, missed), strict=True)
+    return [found[one] for one in wanted]
+
+
+class _Span(NamedTuple):
+    """Where some quantiles are to be looked for; the last span has no upper end."""
+
+    low: float
+    high: float | None
+    wanted: tuple[float, ...]
+
+
+def _of_whole(
+    connection: duckdb.DuckDBPyConnection, table: str, column: str, wanted: Sequence[float]
+) -> list[float]:
+    plain = f"SELECT quantile_cont({column}, {list(wanted)}) FROM {table}"
+    found: list[float] = connection.execute(plain).fetchall()[0][0]
     return found
 
 
-def _brackets(
+def _within(
+    connection: duckdb.DuckDBPyConnection, table: str, column: str, span: _Span, count: int
+) -> tuple[pa.Array, int]:
+    """The values of a span, sorted, and how many are below it."""
+    taken = f"SELECT {column} FROM {table} WHERE {column} >= ?"
+    if span.high is None:
+        values = connection.execute(taken, [span.low]).fetchnumpy()[column]
+        return pa.array(values).sort(), count - len(values)
+    taken += f" AND {column} <= ?"
+    values = connection.execute(taken, [span.low, span.high]).fetchnumpy()[column]
+    less = f"SELECT count_if({column} < ?) FROM {table}"
+    (below,) = connection.execute(less, [span.low]).fetchall()[0]
+    return pa.array(values).sort(), below
+
+
+def _spans(
     connection: duckdb.DuckDBPyConnection,
     table: str,
     column: str,
     wanted: Sequence[float],
     count: int,
-) -> list[tuple[float, float]]:
-    """Where each quantile is to be looked for; from the largest value of the sample, all above."""
+) -> list[_Span]:
+    """A span around each quantile of the lower part, and one from the lowest upper one on."""
     ends = []
     for one in wanted:
         spread = _DEVIATIONS * math.sqrt(one * (1 - one) / (_SAMPLED * count))
@@ -72,19 +99,21 @@ def _brackets(
     taken = f"SELECT quantile_disc({column}, {ends}) FROM ({sample})"
     values = connection.execute(taken).fetchall()[0][0]
     if values is None:  # the sample is empty
-        return [(math.nan, math.nan)] * len(wanted)
-    above = [math.nan if end == 1 else value for end, value in zip(ends, values, strict=True)]
-    return list(zip(values[::2], above[1::2], strict=True))
+        return []
+    found = []
+    upper = [place for place, one in enumerate(wanted) if one >= _UPPER]
+    if upper:
+        low = min((values[2 * place] for place in upper), key=_largest_nan)
+        found.append(_Span(low, None, tuple(wanted[place] for place in upper)))
+    return found + [
+        _Span(values[2 * place], values[2 * place + 1], (one,))
+        for place, one in enumerate(wanted)
+        if one < _UPPER
+    ]
 
 
-def _below(
-    connection: duckdb.DuckDBPyConnection, table: str, column: str, bounds: Sequence[float]
-) -> Sequence[int]:
-    counts = ", ".join(f"count_if({column} < ?)" for _ in bounds)
-    found: Sequence[int] = connection.execute(
-        f"SELECT {counts} FROM {table}", list(bounds)
-    ).fetchall()[0]
-    return found
+def _largest_nan(value: float) -> tuple[bool, float]:
+    return math.isnan(value), value
 
 
 def _between(first: float, last: float, share: float) -> float:
