@@ -5,21 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from trajreplay.capture.importers.parquet_footer import MAGIC, MAX_FOOTER_BYTES, compressions
 from trajreplay.capture.importers.places import is_plain_file, opened
 from trajreplay.schema.errors import DatasetError
 
 NAMES = ("step", "prompt", "completion", "advantage")
 _NAME = re.compile(r"completions_([0-9]{1,18})\.parquet")
-_MAGIC = b"PAR1"
 _MAX_ROWS = 1 << 20
 # What pandas writes; others unpack to far more than they are.
 _COMPRESSIONS = {"SNAPPY", "UNCOMPRESSED"}
-_MAX_FOOTER_BYTES = 16 << 20
 
 
 def is_completions(path: Path) -> bool:
@@ -28,8 +26,13 @@ def is_completions(path: Path) -> bool:
         return False
     try:
         with opened(path) as file:
-            return file.read(4) == _MAGIC and set(NAMES) <= set(pq.read_schema(file).names)
-    except (DatasetError, OSError, pa.ArrowException):
+            if file.read(4) != MAGIC:
+                return False
+            try:
+                return set(NAMES) <= set(pq.read_schema(file).names)
+            except (pa.ArrowException, OSError, ValueError):
+                return True  # damaged: refused where it is read, which says so
+    except (DatasetError, OSError):
         return False
 
 
@@ -63,26 +66,26 @@ def read_table(path: Path, names: Sequence[str] | None = None) -> pa.Table:
     """
     try:
         with opened(path) as file:
+            found = sorted(compressions(file) - _COMPRESSIONS)
+            if found:
+                raise odd(path, f"is compressed as {found[0]}, expected SNAPPY, as TRL writes it")
             parquet = pq.ParquetFile(
                 file,
                 read_dictionary=["prompt", "completion"],
-                thrift_string_size_limit=_MAX_FOOTER_BYTES,
-                thrift_container_size_limit=_MAX_FOOTER_BYTES,
+                thrift_string_size_limit=MAX_FOOTER_BYTES,
+                thrift_container_size_limit=MAX_FOOTER_BYTES,
             )
-            _check(path, parquet.metadata)
-            return parquet.read(names, use_threads=False)
+            count = parquet.metadata.num_rows
+            if not 0 <= count <= _MAX_ROWS:
+                raise odd(path, f"has {count:,} rows, expected at most {_MAX_ROWS:,}")
+            table = parquet.read(names, use_threads=False)
+            table.validate(full=True)
+            return table
+    except KeyError as error:
+        raise odd(path, f"has no column {error}") from error
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise odd(path, f"cannot be read: {str(error).splitlines()[0]}") from error
-
-
-def _check(path: Path, about: Any) -> None:
-    if about.num_rows > _MAX_ROWS:
-        raise odd(path, f"has {about.num_rows:,} rows, expected at most {_MAX_ROWS:,}")
-    for group in range(about.num_row_groups):
-        for place in range(about.num_columns):
-            found = about.row_group(group).column(place).compression
-            if found not in _COMPRESSIONS:
-                raise odd(path, f"is compressed as {found}, expected SNAPPY, as TRL writes it")
+        what = (str(error).splitlines() or [type(error).__name__])[0]
+        raise odd(path, f"cannot be read: {what}") from error
 
 
 def step_of(path: Path) -> int:

@@ -30,6 +30,7 @@ _KINDS = {
     **dict.fromkeys(("advantages", "inference_logprobs", "temperatures", "ref_logprobs"), "f"),
 }
 NOT_TAKEN = _FIELDS[10:]
+_LARGEST = float(np.finfo(np.float32).max)
 _MAX_FILE_BYTES = 8 << 30
 _MAX_LISTS = 1024  # in one micro-batch: its fields, and what images and experts bring
 
@@ -100,31 +101,37 @@ def _batch(values: Any, where: str) -> dict[str, Any]:
         )
     batch = dict(zip(_FIELDS, values, strict=True))
     for name, kind in _KINDS.items():
-        held = batch[name]
-        if held is None and name not in _NEEDED:
-            continue
-        if (
-            not isinstance(held, np.ndarray)
-            or held.ndim != 1
-            or (len(held) and held.dtype.kind != kind)
-        ):
-            raise odd(where, f"{name} is {shown(held)}, expected a list of one kind of number")
+        if batch[name] is not None or name in _NEEDED:
+            batch[name] = _numbers(batch[name], kind, f"{where}: {name}")
     names = batch["env_names"]
     if isinstance(names, np.ndarray) and not len(names):
         names = batch["env_names"] = []
     if type(names) is not list or not set(map(type, names)) <= {str}:
         raise odd(where, f"env_names is {shown(names)}, expected a list of names")
-    tokens = len(batch["input_ids"])
-    for name in (*_NEEDED, "ref_logprobs"):
-        if name != "sequence_lengths" and batch[name] is not None and len(batch[name]) != tokens:
-            raise odd(where, f"{name} has {len(batch[name])} values, expected {tokens}")
+    _check_lengths(batch, where)
+    return batch
+
+
+def _numbers(values: Any, kind: str, where: str) -> Any:
+    """A list of one kind of number; an empty one is of none, and taken for it."""
+    if isinstance(values, np.ndarray) and not len(values):
+        return values.astype({"b": bool}.get(kind, kind))
+    if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind != kind:
+        raise odd(where, f"is {shown(values)}, expected a list of one kind of number")
+    if kind == "f" and (np.isfinite(values) & (np.abs(values) > _LARGEST)).any():
+        raise odd(where, "has numbers that float32 cannot hold")
+    return values
+
+
+def _check_lengths(batch: dict[str, Any], where: str) -> None:
     ids, lengths = batch["input_ids"], batch["sequence_lengths"]
-    if (lengths < 0).any() or lengths.sum() != tokens:
-        raise odd(where, f"sequence_lengths add up to {lengths.sum()}, expected {tokens} tokens")
+    for name in (*_NEEDED, "ref_logprobs"):
+        if name != "sequence_lengths" and batch[name] is not None and len(batch[name]) != len(ids):
+            raise odd(where, f"{name} has {len(batch[name])} values, expected {len(ids)}")
+    if ((lengths < 0) | (lengths > len(ids))).any() or lengths.sum() != len(ids):
+        raise odd(where, f"sequence_lengths add up to {lengths.sum()}, expected {len(ids)} tokens")
     if len(ids) and not 0 <= ids.min() <= ids.max() < 2**31:
         raise odd(where, "input_ids has values outside 0 to 2147483647")
-    batch["loss_mask"] = batch["loss_mask"].astype(bool)  # an empty list is of no kind
-    return batch
 
 
 def odd(where: str, what: str) -> DatasetError:

@@ -1,0 +1,108 @@
+"""How the columns of a Parquet file are compressed, read from its footer without pyarrow.
+
+To ask pyarrow for it ends the process where a footer is damaged: what its accessors throw is caught
+by nobody. A footer is a struct of Thrift's compact protocol.
+
+Source: parquet.thrift of apache/parquet-format, and the compact protocol of Apache Thrift.
+"""
+
+from __future__ import annotations
+
+from typing import Any, BinaryIO
+
+MAGIC = b"PAR1"
+MAX_FOOTER_BYTES = 1 << 20
+_MAX_DEPTH = 12
+# Field numbers on the way from the footer to the compression of a column.
+_ROW_GROUPS, _COLUMNS, _META_DATA, _CODEC = 4, 1, 3, 4
+_TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(1, 13)
+CODECS = ("UNCOMPRESSED", "SNAPPY", "GZIP", "LZO", "BROTLI", "LZ4", "ZSTD", "LZ4_RAW")
+
+
+def compressions(file: BinaryIO) -> set[str]:
+    """The compressions of all columns of a file.
+
+    Raises:
+        ValueError: It has no footer, one that is too long, or one that says something else.
+    """
+    size = file.seek(0, 2)
+    file.seek(max(size - 8, 0))
+    length, magic = int.from_bytes(file.read(4), "little"), file.read(4)
+    if magic != MAGIC or not 0 < length <= min(size - 12, MAX_FOOTER_BYTES):
+        raise ValueError("it has no footer, or none of a size that such files have")
+    file.seek(size - 8 - length)
+    try:
+        footer, _ = _struct(file.read(length), 0, 0)
+        chunks = [chunk for group in footer[_ROW_GROUPS] for chunk in group[_COLUMNS]]
+        numbers = {chunk[_META_DATA][_CODEC] for chunk in chunks}
+        return {CODECS[number] for number in numbers if number >= 0} | {
+            f"number {number}" for number in numbers if number < 0
+        }
+    except (IndexError, KeyError, TypeError) as error:
+        raise ValueError("its footer is damaged") from error
+
+
+def _struct(raw: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
+    """The fields of a struct by number, and where it ends."""
+    if depth > _MAX_DEPTH:
+        raise ValueError("its footer is nested too deep")
+    fields: dict[int, Any] = {}
+    number = 0
+    while byte := raw[at]:
+        at += 1
+        if byte >> 4:
+            number += byte >> 4
+        else:
+            number, at = _integer(raw, at)
+        kind = byte & 15
+        if kind in (_TRUE, _FALSE):
+            fields[number] = kind == _TRUE
+        else:
+            fields[number], at = _value(raw, at, kind, depth)
+    return fields, at + 1
+
+
+def _value(raw: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
+    if kind in (_I16, _I32, _I64):
+        return _integer(raw, at)
+    if kind == _BINARY:
+        size, at = _varint(raw, at)
+        return None, at + size
+    if kind == _STRUCT:
+        return _struct(raw, at, depth + 1)
+    if kind in (_LIST, _SET):
+        return _list(raw, at, depth + 1)
+    if kind in (_BYTE, _TRUE, _FALSE):
+        return raw[at], at + 1
+    if kind == _DOUBLE:
+        return None, at + 8
+    raise ValueError(f"its footer has a value of kind {kind}")
+
+
+def _list(raw: bytes, at: int, depth: int) -> tuple[list[Any], int]:
+    size, kind = raw[at] >> 4, raw[at] & 15
+    at += 1
+    if size == 15:
+        size, at = _varint(raw, at)
+    if depth > _MAX_DEPTH or size > len(raw):
+        raise ValueError("its footer has a list that it cannot hold")
+    values = []
+    for _ in range(size):
+        value, at = _value(raw, at, kind, depth)
+        values.append(value)
+    return values, at
+
+
+def _integer(raw: bytes, at: int) -> tuple[int, int]:
+    value, at = _varint(raw, at)
+    return value >> 1 ^ -(value & 1), at
+
+
+def _varint(raw: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while raw[at] > 0x7F:
+        value |= (raw[at] & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if shift > 63:
+            raise ValueError("its footer has a number of more than 64 bits")
+    return value | raw[at] << shift, at + 1

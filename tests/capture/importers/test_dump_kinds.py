@@ -1,0 +1,77 @@
+"""Which kind files are of is told by what they begin with, and kinds are told apart."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.dumps import AREAL, DUMPS, EXPORT, NEMO_RL, SAMPLES, TRANSPORT, TRL, VERL
+from trajreplay import CaptureError
+from trajreplay.capture.importers import importer_of, recognise
+
+OWN = {
+    "nemo-rl": (NEMO_RL, NEMO_RL / "val_data_step1.jsonl"),
+    "prime-rl-export": (EXPORT.parent, EXPORT / "rank_0.jsonl"),
+    "prime-rl-rollout": (TRANSPORT.parent, TRANSPORT / "rank_0.bin"),
+    "verl": (VERL, VERL / "validation_data_dir" / "3.jsonl"),
+    "trl": (TRL.parent, TRL / "completions_00003.parquet"),
+    "areal": (AREAL.parents[2], AREAL / "17.jsonl"),
+}
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_files_and_folders_are_recognised(kind: str) -> None:
+    for path in OWN[kind]:
+        assert recognise([path]).kind == kind
+    for other in set(OWN) - {kind}:
+        assert not [one for path in OWN[kind] for one in importer_of(other).find(path)]
+
+
+def test_files_of_several_kinds_are_to_be_named() -> None:
+    with pytest.raises(CaptureError, match="several kinds: prime-rl-export, prime-rl-rollout"):
+        recognise([SAMPLES["prime-rl-export"]])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("train_data_step1.jsonl", '{"loss": 1}\n'),
+        ("3.jsonl", '{"input": "a", "output": "b"}\n'),
+        ("3.jsonl", "[1, 2]\n"),
+        ("3.jsonl", ""),
+        ("3.jsonl", '{"input": "a", "outp'),
+        ("completions_00001.parquet", "PAR2"),
+        ("step_1/rank_0.bin", "\x91\x01"),
+        ("step_1/rank_0.jsonl", '{"token_ids": []}\n'),
+        ("2/17.jsonl", '{"task_id": 17}\n'),
+    ],
+)
+def test_a_name_alone_makes_no_kind(name: str, text: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="latin-1")
+    for kind in OWN:
+        assert not list(importer_of(kind).find(tmp_path))
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_no_link_is_followed(kind: str, tmp_path: Path) -> None:
+    source = OWN[kind][1]
+    folder = tmp_path / source.parent.name
+    folder.mkdir()
+    (folder / source.name).symlink_to(source)
+    (tmp_path / "linked").symlink_to(source.parent)
+    assert not list(importer_of(kind).find(tmp_path))
+
+
+def test_steps_are_found_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for step in (10, 9, 1):
+        shutil.copy(NEMO_RL / "train_data_step1.jsonl", tmp_path / f"train_data_step{step}.jsonl")
+    found = [one.name for one in importer_of("nemo-rl").find(tmp_path)]
+    assert found == [f"train_data_step{step}.jsonl" for step in (1, 9, 10)]
+
+
+def test_every_sample_is_of_a_kind() -> None:
+    assert {one.name for one in DUMPS.iterdir()} >= {
+        one.relative_to(DUMPS).parts[0] for one in SAMPLES.values()
+    }
