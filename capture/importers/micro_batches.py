@@ -102,7 +102,7 @@ def _batch(values: Any, where: str) -> dict[str, Any]:
     batch = dict(zip(_FIELDS, values, strict=True))
     for name, kind in _KINDS.items():
         if batch[name] is not None or name in _NEEDED:
-            batch[name] = _numbers(batch[name], kind, f"{where}: {name}")
+            batch[name] = _numbers(batch[name], kind, name, where)
     names = batch["env_names"]
     if isinstance(names, np.ndarray) and not len(names):
         names = batch["env_names"] = []
@@ -112,14 +112,14 @@ def _batch(values: Any, where: str) -> dict[str, Any]:
     return batch
 
 
-def _numbers(values: Any, kind: str, where: str) -> Any:
+def _numbers(values: Any, kind: str, name: str, where: str) -> Any:
     """A list of one kind of number; an empty one is of none, and taken for it."""
     if isinstance(values, np.ndarray) and not len(values):
         return values.astype({"b": bool}.get(kind, kind))
     if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind != kind:
-        raise odd(where, f"is {shown(values)}, expected a list of one kind of number")
+        raise odd(where, f"{name} is {shown(values)}, expected a list of one kind of number")
     if kind == "f" and (np.isfinite(values) & (np.abs(values) > _LARGEST)).any():
-        raise odd(where, "has numbers that float32 cannot hold")
+        raise odd(where, f"{name} has numbers that float32 cannot hold")
     return values
 
 
