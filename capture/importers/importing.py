@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from trajreplay.capture.importers.registry import Importer, ImportOptions
+from trajreplay.capture.importers.registry import Importer, ImportOptions, refuse_objects
 from trajreplay.schema.bundles.archive import unpacked
 from trajreplay.schema.bundles.record import CaptureRecord, EventRecord
 from trajreplay.schema.bundles.unpickle import TensorValue
@@ -98,6 +98,7 @@ def import_files(
 
     Raises:
         CaptureError: A path is not there, or nothing of this kind is at or below it.
+        DatasetError: A path is a file of objects.
     """
     options = options or ImportOptions()
     report = ImportReport()
@@ -128,6 +129,7 @@ def _shown(source: Path, inside: Path, path: Path) -> str:
 def _found(importer: Importer, path: Path, named: Path) -> Iterator[Path]:
     found = list(importer.find(path))
     if not found:
+        refuse_objects(path)
         raise CaptureError(
             f"{named}: nothing of the kind {importer.kind} is at or below it",
             hint=f"It reads: {importer.doc}",

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from trajreplay.schema.bundles.record import CaptureRecord, EventRecord
-from trajreplay.schema.errors import CaptureError
+from trajreplay.schema.bundles.torchhead import head_of
+from trajreplay.schema.errors import CaptureError, DatasetError
 from trajreplay.schema.identity import BY_RANK
 
 GROUP = "trajreplay.importers"
+_HARMLESS = ("torch._utils.", "collections.")  # what tensors and plain containers are made by
 # Kind: where its importer is; loaded when it is asked for.
 BUILT_IN = {
     "relax-bundle": "trajreplay.capture.importers.bundles:RELAX_BUNDLE",
@@ -115,9 +117,11 @@ def recognise(paths: Sequence[Path]) -> Importer:
 
     Raises:
         CaptureError: A path is not there, or they are of no kind that is known, or of several.
+        DatasetError: A path is a file of objects.
     """
     found: list[str] = []
     for path in paths:
+        refuse_objects(path)
         if not path.exists():
             raise CaptureError(f"{path} is not there", hint="Name files or folders to read.")
         there = [kind for kind in kinds() if any(True for _ in importer_of(kind).find(path))]
@@ -136,6 +140,25 @@ def recognise(paths: Sequence[Path]) -> Importer:
             hint="Name those of one kind, or import each kind: trajreplay import KIND PATH...",
         )
     return importer_of(distinct[0])
+
+
+def refuse_objects(path: Path) -> None:
+    """Refuse a file of objects, which nothing can read without running what is in it.
+
+    Raises:
+        DatasetError: It is one: verl's `DataProto.save_to_disk`, OpenRLHF's `list[Experience]`.
+    """
+    head = head_of(path) if path.is_file() else None
+    if head is None or not head.type or head.type.startswith(_HARMLESS):
+        return
+    raise DatasetError(
+        f"{path} holds {'a list of objects' if head.listed else 'an object'} of the type "
+        f"{head.type}, expected tensors, numbers, text, lists and dictionaries",
+        hint="Nothing in it was run: to read such a file is to run it. Save what its objects hold, "
+        "as dictionaries of tensors, numbers and text, with torch.save.",
+        path=str(path),
+        type=head.type,
+    )
 
 
 def _entry_points() -> Mapping[str, EntryPoint]:

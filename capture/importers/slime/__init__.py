@@ -17,8 +17,10 @@ from trajreplay.capture.importers.slime.files import (
     read_by_rank,
     read_whole,
 )
-from trajreplay.capture.importers.slime.rollouts import read_rollout
+from trajreplay.capture.importers.slime.rollouts import FOLDERS, read_rollout
 from trajreplay.capture.importers.slime.training import captures_of
+from trajreplay.capture.importers.torch_dumps import load_fields
+from trajreplay.schema.bundles.folder import is_folder
 from trajreplay.schema.bundles.record import CaptureRecord
 from trajreplay.schema.bundles.torchhead import head_of
 
@@ -38,17 +40,31 @@ def _kind(path: Path) -> str:
 
 
 def _find(path: Path, kind: str) -> Iterator[Path]:
-    by_rank = []
+    by_rank, roots = [], dict[Path, None]()
     for one in below(path, lambda found: _kind(found) == kind):
+        if one.parent.name in FOLDERS and is_folder(path):
+            roots[one.parent.parent] = None
         if content_of(head_of(one)) in (BY_RANK, BY_SAMPLE):
             by_rank.append(one)
         else:
             yield one
     yield from rank_sets(iter(by_rank))
+    for root in roots:
+        yield from _broken(root)
+
+
+def _broken(root: Path) -> Iterator[Path]:
+    """Files that lie among dumps and do not look like one: they are refused, and not passed by."""
+    for folder in FOLDERS:
+        for one in sorted((root / folder).glob("*.pt")):
+            if is_plain_file(one) and not _kind(one):
+                yield one
 
 
 def _read(path: Path, options: ImportOptions, kind: str) -> Sequence[CaptureRecord]:
     content = content_of(head_of(path))
+    if not content:
+        raise load_fields(path, options).error("content", "is something else", "that of a dump")
     if content == ROLLOUT:
         return read_rollout(path, options, "relax" if kind == "relax-dump" else "slime")
     read = read_whole if content == TRAIN else read_by_rank

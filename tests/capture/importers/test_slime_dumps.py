@@ -306,6 +306,18 @@ def test_what_a_file_is_shows_in_what_it_holds_and_not_in_its_name(tmp_path: Pat
         recognise([tmp_path / "odd" / "0.pt"])
 
 
+@pytest.mark.parametrize("content", [b"", b"PK", b"\x80\x02}", SLIME.name.encode()])
+def test_a_broken_file_among_dumps_is_refused_and_not_passed_by(
+    content: bytes, tmp_path: Path
+) -> None:
+    folder = dumped(tmp_path / "run")
+    (folder / "rollout_data" / "1.pt").write_bytes(content)
+    problem, _ = refusal(folder)
+    assert problem.startswith(f"{folder / 'rollout_data' / '1.pt'} holds")
+    saved({"model": torch.zeros(3)}, folder / "rollout_data" / "1.pt")
+    assert "content is something else, expected that of a dump" in refusal(folder)[0]
+
+
 def test_a_number_that_several_samples_share_is_told_apart_by_their_order(tmp_path: Path) -> None:
     rolled, dump = rollout(), training()
     for sample in (rolled["samples"][1], rolled["samples"][2]):
