@@ -76,7 +76,8 @@ class Denominators:
     def count(self, samples: Tensor) -> float:
         """How many samples, tokens or trajectories packed samples are."""
         if self._trajectories is not None:
-            return float(len(torch.unique(self._trajectories[samples])))
+            counted = samples[self._counts[samples] > 0.0]
+            return float(len(torch.unique(self._trajectories[counted])))
         return float(self._counts[samples].sum())
 
     def _whole(self, output: Output, samples: Tensor) -> float:

@@ -111,11 +111,7 @@ class Packed:
         Rollouts number their prompts each for itself, so that a group of a step that consumed
         from several is one of a rollout.
         """
-        numbers = self._named("group_id")
-        for name in ("source_attempt", "source_rollout_id"):
-            if name in self.table.column_names:
-                numbers = _divided(numbers, self.table[name].to_numpy())
-        return torch.from_numpy(numbers)
+        return self._of_rollouts("group_id")
 
     @cached_property
     def cohorts(self) -> Tensor:
@@ -129,8 +125,8 @@ class Packed:
 
     @cached_property
     def trajectories(self) -> Tensor:
-        """(S,) int64. The trajectory of each sample, numbered over all cohorts."""
-        return torch.from_numpy(self._named("trajectory_id"))
+        """(S,) int64. The trajectory of each sample, numbered over all cohorts and rollouts."""
+        return self._of_rollouts("trajectory_id")
 
     @cached_property
     def weight_versions(self) -> Tensor:
@@ -179,6 +175,14 @@ class Packed:
     def strides(self, length: int) -> Tensor:
         """(S,) int64. Every `length` rows of a rank, numbered over all cohorts."""
         return torch.from_numpy(_divided(self.cohort_ranks.numpy(), self.rows // length))
+
+    def _of_rollouts(self, column: str) -> Tensor:
+        """(S,) int64. Samples of one rollout and one name, numbered."""
+        numbers = self._named(column)
+        for name in ("source_attempt", "source_rollout_id"):
+            if name in self.table.column_names:
+                numbers = _divided(numbers, self.table[name].to_numpy())
+        return torch.from_numpy(numbers)
 
     def _named(self, column: str) -> Int64s:
         """Samples of one cohort and one name, numbered; those without a name are one."""

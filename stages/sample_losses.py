@@ -70,7 +70,7 @@ class SampleLosses:
         if "weight_versions" in block.cohorts[0].abilities[stage].reads:
             self._between = Interpolation.of(block)
             self._columns = self._between.with_old(self._columns)
-        shared = stage == POLICY and self._settings.fragments == "shared"
+        shared = "trajectory_id" in block.cohorts[0].abilities[stage].reads
         self._trajectories = block.packed.trajectories if shared else None
         by_batch = "micro_batch_id" in block.cohorts[0].abilities[stage].reads
         self._micro_batches = block.packed.micro_batches if by_batch else None

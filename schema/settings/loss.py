@@ -102,7 +102,8 @@ class LossSettings:
         m2_threshold: The tokens of largest squared log weight drop out of a micro-batch until the
             mean of the others is less (AReaL's M2PO); None for none. Squared nat.
         rejection_denominator: What dropped out still counts, `original` (MIS, AReaL); or the mask
-            itself is changed before anything else, `kept` (verl, AReaL's M2PO).
+            itself is changed, `kept` (verl, AReaL's M2PO), and everything is of what is left but
+            the weights against the sampler, which are made of all trained tokens.
         opsm_delta: Tokens of a sample with A < 0 are dropped where the mean of old - current
             log-probs is above it; None for no such mask.
         opsm_source: Those `old` log-probs, or those of the `rollout` (TRL).

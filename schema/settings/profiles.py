@@ -126,7 +126,10 @@ _ALL = (
             ),
             kl=KlSettings(coef=0.01, value_clamp=_BOTH_TEN),
             advantage=AdvantageSettings(
-                estimator="reinforce++", masking="multiply", kl_in_reward=True
+                estimator="reinforce++",
+                masking="multiply",
+                reward_at="last-unmasked",
+                kl_in_reward=True,
             ),
             loss=LossSettings(
                 aggregation="token-mean", batch_reduction="mean", log_ratio_clamp=_BOTH_TWENTY
@@ -140,7 +143,7 @@ _ALL = (
         "Rewards clipped and not normalised; returns pass over masked tokens; KL in the reward.",
         Settings(
             reward=RewardSettings(grouping="none", clip_before=_BOTH_TWENTY),
-            kl=KlSettings(coef=0.1, value_clamp=_BOTH_TEN),
+            kl=KlSettings(coef=0.1, policy_source="rollout", value_clamp=_BOTH_TEN),
             advantage=AdvantageSettings(
                 estimator="reinforce++", masking="carry", kl_in_reward=True
             ),

@@ -44,11 +44,12 @@ def only_inspected(stage: str, loss: LossSettings, columns: Collection[str]) -> 
     return ""
 
 
-def takes_whole(loss: LossSettings) -> bool:
-    """Whether samples of other groups enter the policy loss of one."""
+def takes_whole(stage: str, loss: LossSettings) -> bool:
+    """Whether samples of other groups enter the loss of one."""
     normed = loss.correction != "none" and loss.correction_norm != "none"
-    by_batch = loss.m2_threshold is not None or loss.nll_coef != 0
-    return loss.surrogate in _OF_BATCHES or by_batch or normed
+    by_others = loss.surrogate in _OF_BATCHES or loss.m2_threshold is not None
+    by_others |= normed or loss.nll_coef != 0
+    return (stage == "loss.policy" and by_others) or loss.fragments == "shared"
 
 
 def loss_contradictions(settings: Settings) -> Iterator[str]:
@@ -235,4 +236,5 @@ def value_needs(settings: Settings, columns: Collection[str]) -> Needs:
     """Columns that a value loss reads, and the scalars that it is held against."""
     old = ("old_values",) if settings.value.clip is not None else ()
     batch = ("micro_batch_id",) if _over_batches(settings.loss) else ()
-    return ("values", *old, "returns", *batch), ("value_loss",)
+    shared = ("trajectory_id",) if settings.loss.fragments == "shared" else ()
+    return ("values", *old, "returns", *batch, *shared), ("value_loss",)

@@ -80,7 +80,7 @@ def _contradictions(stage: str, settings: Settings) -> Iterator[str]:
         yield "reward.grouping is 'stride' and reward.n_samples_per_prompt is not stated"
     if stage == "loss.policy" and loss.proximal != "recorded":
         yield "loss.proximal is 'interpolated'; a kernel is given log-probs as recorded"
-    if stage == "loss.policy" and loss.fragments == "shared":
+    if stage.startswith("loss.") and loss.fragments == "shared":
         yield "loss.fragments are 'shared'; what a kernel gives is averaged sample by sample"
     if stage == "reward.post_process" and reward.unit != "sample":
         yield f"reward.unit is {reward.unit!r}; a kernel is given the rewards of samples"

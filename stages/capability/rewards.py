@@ -63,6 +63,8 @@ def reward_contradictions(settings: Settings) -> Iterator[str]:
 
 def _of_rules(settings: Settings) -> Iterator[str]:
     reward = settings.reward
+    if reward.unit == "trajectory" and reward.grouping == "stride":
+        yield "reward.unit is 'trajectory' and reward.grouping is 'stride', which counts rows"
     if reward.unit == "step" and reward.grouping != "group":
         yield f"reward.unit is 'step' and reward.grouping is {reward.grouping!r}"
     if reward.baseline == "greedy" and reward.grouping == "none":

@@ -43,7 +43,7 @@ def ability(
     if reason:
         return Ability("unsupported", reason)
     reads, writes = _NEEDS[stage](settings, columns) if stage in _NEEDS else ((), ())
-    whole = stage == "loss.policy" and losses.takes_whole(settings.loss)
+    whole = stage.startswith("loss.") and losses.takes_whole(stage, settings.loss)
     whole |= stage == "reward.post_process" and rewards.takes_whole(settings)
     whole |= stage == "advantage.estimate" and advantages.takes_whole(settings)
     return Ability("recompute", "", reads, writes, whole)

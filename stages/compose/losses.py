@@ -43,9 +43,9 @@ def policy_terms(settings: LossSettings, given: LossInputs) -> PolicyTerms:
     """
     kept = kept_tokens(settings, given)
     summed = given.mask if kept is None else kept
+    columns, weights = given.columns, rollout_weights(settings, given)
     if settings.rejection_denominator == "kept":
         given = replace(given, mask=summed)
-    columns, weights = given.columns, rollout_weights(settings, given)
     scored = scored_tokens(settings, given, weights)
     terms = dict(scored.terms)
     if settings.opsm_delta is not None:

@@ -85,6 +85,7 @@ def processed_rewards(settings: RewardSettings, raw: Tensor, given: RewardInputs
     if settings.clip_before is not None:
         rewards = rewards.clamp(*settings.clip_before)
     if settings.unit == "step" and given.trajectory is not None and given.step is not None:
+        _numbered_trajectories(given.group, given.trajectory)
         rewards = step_returns(rewards, given.trajectory, given.step, gamma=settings.step_gamma)
         given = replace(given, group=_cells(given.group, given.step))
     if settings.costs:
@@ -150,9 +151,8 @@ def _by_trajectory(
     settings: RewardSettings, raw: Tensor, given: RewardInputs, trajectory: Tensor
 ) -> Tensor:
     """Process the reward of each trajectory once, and give it to all of its fragments."""
-    _, member = torch.unique(trajectory, return_inverse=True)
-    count = int(member.max()) + 1 if len(member) else 0
-    first = torch.full((count,), len(raw)).scatter_reduce(0, member, torch.arange(len(raw)), "amin")
+    member, first = _numbered_trajectories(given.group, trajectory)
+    count = len(first)
     odd = (raw != raw[first][member]) & ~(raw.isnan() & raw[first][member].isnan())
     if bool(odd.any()):
         fragments = int(odd.reshape(len(raw), -1).any(1).sum())
@@ -177,6 +177,26 @@ def _by_trajectory(
         turns=None if given.turns is None else scatter_sum(given.turns, member, count),
     )
     return processed_rewards(settings, raw[first], one)[member]
+
+
+def _numbered_trajectories(group: Tensor, trajectory: Tensor) -> tuple[Tensor, Tensor]:
+    """Number trajectories from 0: that of each fragment, and the first fragment of each.
+
+    Raises:
+        StageError: One has fragments in several groups: no statistic is of the whole of it.
+    """
+    _, member = torch.unique(trajectory, return_inverse=True)
+    count = int(member.max()) + 1 if len(member) else 0
+    place = torch.arange(len(member))
+    first = torch.full((count,), len(member)).scatter_reduce(0, member, place, "amin")
+    apart = member[group != group[first][member]].unique().numel()
+    if apart:
+        raise StageError(
+            f"{apart} of {count} trajectories have fragments in several groups, expected each in "
+            "one",
+            hint="Give all fragments of a trajectory the group of its prompt.",
+        )
+    return member, first
 
 
 def _cells(group: Tensor, step: Tensor) -> Tensor:

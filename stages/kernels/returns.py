@@ -47,8 +47,8 @@ def token_rewards(
 
     Conventions:
         Runs in float64. slime's REINFORCE++ rewards the last unmasked token and refuses a sample
-        without one; Relax drops its reward. GAE in slime, verl and TRL rewards the last token of
-        the response; OpenRLHF and AReaL the last unmasked. slime's GAE does not mask the KL. A
+        without one; Relax drops its reward. GAE in slime, verl, AReaL and TRL rewards the last
+        token of the response; OpenRLHF the last unmasked. slime's GAE does not mask the KL. A
         masked KL may be NaN. A coefficient of 0 leaves the KL out, whatever it is.
 
     Source:

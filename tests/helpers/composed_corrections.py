@@ -153,7 +153,7 @@ class LossRows:
         loss = self.settings.loss
         assert loss.correction_bounds is not None
         low, high = loss.correction_bounds
-        gaps, mask = _flat(self._gaps), _flat(self.counted)
+        gaps, mask = _flat(self._gaps), _flat(self.masks)
         lengths = [one.length for one in self.samples]
         clamp = loss.correction_log_clamp or (-math.inf, math.inf)
         level, action = LEVELS[loss.correction]

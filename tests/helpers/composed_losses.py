@@ -172,10 +172,13 @@ class LossTrainer(SurrogateRows):
         sums = [sum(m * x for m, x in zip(summed[r], terms[r][name], strict=True)) for r in rows]
         counts = [sum(counted[r]) for r in rows]
         if loss.aggregation == "seq-mean-token-mean":
-            sums = [one / self.divided(count) for one, count in zip(sums, counts, strict=True)]
+            whole = [self._shared_tokens(row, counted) for row in rows]
+            sums = [one / self.divided(count) for one, count in zip(sums, whole, strict=True)]
         total = math.fsum(sums)
         with_tokens = loss.denominator_rows == "with-tokens"
-        there = sum(count > 0 for count in counts) if with_tokens else len(rows)
+        members = [row if loss.fragments == "own" else self._trajectory(row) for row in rows]
+        pairs = zip(members, counts, strict=True)
+        there = len({one for one, count in pairs if count > 0 or not with_tokens})
         if loss.aggregation == "constant-norm":
             total /= float(loss.constant_norm or 1.0)
             return total / there if loss.constant_norm_by_rows else total
@@ -187,3 +190,15 @@ class LossTrainer(SurrogateRows):
                 (sum(max(count, least) for count in counts) or 1.0) + loss.count_epsilon
             )
         return total / ((there or 1.0) + loss.count_epsilon)
+
+    def _trajectory(self, row: int) -> tuple[int, str | None]:
+        """Whose fragment a sample is: rollouts name their trajectories each for itself."""
+        return self.samples[row].rollout_id, self.samples[row].trajectory_id
+
+    def _shared_tokens(self, row: int, counted: Sequence[Sequence[float]]) -> float:
+        """The tokens that the mean of a sample divides by: its own, or of its trajectory."""
+        if self.settings.loss.fragments == "own":
+            return sum(counted[row])
+        mine = self._trajectory(row)
+        others = [r for r in range(len(self.samples)) if self._trajectory(r) == mine]
+        return sum(sum(counted[other]) for other in others)

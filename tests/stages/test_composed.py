@@ -284,6 +284,17 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "mis with veto": ({**KEPT, **RAW, "loss.veto": 0.95}, POLICY),
     "veto": ({"loss.veto": 0.98}, POLICY),
+    "weights of samples beside rejected tokens": (
+        {
+            "loss.correction": "sequence-tis",
+            "loss.correction_bounds": (0.0, 1.02),
+            "loss.correction_norm": "sequence",
+            "loss.rejection": "ratio",
+            "loss.rejection_denominator": "kept",
+            **KEPT,
+        },
+        POLICY,
+    ),
     "m2po of areal": ({"loss.m2_threshold": 1e-4, **BATCHES}, POLICY),
     "opsm": ({"loss.opsm_delta": 1e-4}, POLICY),
     "opsm against the rollout": (
@@ -339,6 +350,11 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "an empty sample is a token": (
         {"loss.aggregation": "token-mean", "loss.token_count": "at-least-one", **MEAN},
+        POLICY,
+    ),
+    "fragments share their tokens": ({"loss.fragments": "shared"}, POLICY),
+    "trajectories with tokens": (
+        {"loss.fragments": "shared", "loss.denominator_rows": "with-tokens", **MEAN},
         POLICY,
     ),
     "rows with tokens": (
