@@ -17,6 +17,8 @@ from torch import Tensor
 
 from trajreplay.schema.lists import Int64s, elements, lengths_of
 
+# Of samples whose shards lie on any ranks: the one that holds the first shard of each.
+FORWARD_RANK = "forward_rank"
 _RANK, _ROW = pa.field("rank", pa.int32()), pa.field("row", pa.int64())
 
 
@@ -151,8 +153,13 @@ class Packed:
 
     @cached_property
     def micro_batches(self) -> Tensor:
-        """(S,) int64. The micro-batch of each sample, numbered over all ranks and cohorts."""
-        return torch.from_numpy(_divided(self._named("micro_batch_id"), self.ranks))
+        """(S,) int64. The micro-batch of each sample, numbered over all ranks and cohorts.
+
+        Ranks number their forward passes each for itself, and shards of one pass lie on several.
+        """
+        there = FORWARD_RANK in self.table.column_names
+        ranks = self.table[FORWARD_RANK].to_numpy() if there else self.ranks
+        return torch.from_numpy(_divided(self._named("micro_batch_id"), ranks))
 
     @cached_property
     def consumer_batches(self) -> Tensor:

@@ -99,6 +99,14 @@ class ShardGroup:
         names = first.part.table.column_names
         return pa.concat_tables([one.part.table.select(names) for one in self.shards]).take(places)
 
+    @property
+    def first_ranks(self) -> Int64s:
+        """(S,) int64. The rank that holds the first shard of each sample."""
+        ranks = np.empty(len(self._names), np.int64)
+        for one in self.shards:
+            ranks[one.rows[one.places.rank == 0]] = one.part.entry.key.rank
+        return ranks
+
     def scattered(self, name: str, layout: LayoutSettings) -> pa.Array | None:
         """The values of all ranks, each at the place of its token; None if each has all of them.
 

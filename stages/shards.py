@@ -12,6 +12,7 @@ from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.settings import LayoutSettings
 from trajreplay.schema.shards import row_places
 from trajreplay.schema.tables import RESPONSE_LISTS
+from trajreplay.stages.packed import FORWARD_RANK
 from trajreplay.stages.report import CohortReport
 from trajreplay.stages.shard_group import PLACE, ShardGroup
 from trajreplay.stages.shard_outputs import Part, joined_outputs
@@ -101,6 +102,7 @@ def _joined(
     lead = parts[0].entry
     if dynamic:
         table = _renamed(table, lead.key.rank)
+        table = table.append_column(FORWARD_RANK, pa.array(group.first_ranks))
     rows = [(part, one.rows) for part, one in zip(parts, group.shards, strict=True)]
     outputs = joined_outputs(rows, sharded=sharded, dynamic=dynamic, report=report)
     return Part(replace(lead, outputs=outputs), table.drop_columns(list(PLACE)))

@@ -117,6 +117,15 @@ def _is_range(name: str, bounds: tuple[float, float]) -> bool:
     return inside and (not name.startswith("scale") or all(abs(one) < 1e38 for one in bounds))
 
 
+def of_rows(stage: str, settings: Settings) -> str:
+    """The setting by which it matters which rank and row a sample is; empty if none does."""
+    if stage == "reward.post_process" and settings.reward.grouping == "stride":
+        return "reward.grouping is 'stride'"
+    if stage == "advantage.estimate" and settings.advantage.whiten == "rank":
+        return "advantage.whiten is 'rank'"
+    return ""
+
+
 def takes_whole(settings: Settings) -> bool:
     """Whether samples of other groups enter the processed reward of one."""
     reward = settings.reward

@@ -42,7 +42,7 @@ def ability(
     'context-parallel size is 2; V1 recomputes size 1'
     """
     reason = (
-        _layout_reason(parallel)
+        _layout_reason(parallel, columns)
         or _estimator_reason(settings)
         or _reason(stage, settings)
         or _later_reason(stage, settings)
@@ -52,7 +52,9 @@ def ability(
     return Ability("recompute", "", *_needs(stage, settings, columns))
 
 
-def _layout_reason(parallel: ParallelCoordinates) -> str:
+def _layout_reason(parallel: ParallelCoordinates, columns: Collection[str]) -> str:
+    if "context_size" in columns:
+        return "rows say which context-parallel shard they are; V1 recomputes size 1"
     if parallel.context_size != 1:
         return f"context-parallel size is {parallel.context_size}; V1 recomputes size 1"
     return ""

@@ -35,6 +35,8 @@ def ability(
             f"context-parallel size is {parallel.context_size} and layout.context is not stated"
         )
         return Ability("unsupported", reason)
+    if "context_size" in columns and (named := rewards.of_rows(stage, settings)):
+        return Ability("unsupported", f"{named}, and rows say which shard of their sample they are")
     if stage.startswith("loss.") and (
         shown := losses.only_inspected(stage, settings.loss, columns)
     ):

@@ -39,20 +39,23 @@ class LossTrainer(SurrogateRows):
 
     def value_scalars(self) -> dict[int, list[Expected]]:
         """What each rank records of the value loss."""
-        settings, terms = self.settings.value, []
-        for row in range(len(self.samples)):
-            losses, clipped = [], []
-            columns = (self.column(name)[row] for name in ("values", "old_values", "returns"))
-            for v, old, target in zip(*columns, strict=True):
-                plain = limited = self._distance(v - target)
-                if settings.clip is not None:
-                    moved = clamped(v - old, (-settings.clip, settings.clip))
-                    limited = self._distance(old + moved - target)
-                losses.append(settings.factor * max(plain, limited))
-                by_value = settings.clip is not None and abs(v - old) > settings.clip
-                clipped.append(float(by_value if settings.counted == "value" else limited > plain))
-            terms.append({"value_loss": losses, "value_clipfrac": clipped})
+        terms = [self.value_terms(row) for row in range(len(self.samples))]
         return self._recorded("loss.value", terms)
+
+    def value_terms(self, row: int) -> dict[str, list[float]]:
+        """What is summed up into the scalars of the value loss, by token of one sample."""
+        settings = self.settings.value
+        losses, clipped = [], []
+        columns = (self.column(name)[row] for name in ("values", "old_values", "returns"))
+        for v, old, target in zip(*columns, strict=True):
+            plain = limited = self._distance(v - target)
+            if settings.clip is not None:
+                moved = clamped(v - old, (-settings.clip, settings.clip))
+                limited = self._distance(old + moved - target)
+            losses.append(settings.factor * max(plain, limited))
+            by_value = settings.clip is not None and abs(v - old) > settings.clip
+            clipped.append(float(by_value if settings.counted == "value" else limited > plain))
+        return {"value_loss": losses, "value_clipfrac": clipped}
 
     def _distance(self, error: float) -> float:
         delta = self.settings.value.huber_delta
@@ -119,15 +122,16 @@ class LossTrainer(SurrogateRows):
         found = {}
         for rank, own in rows.items():
             values = {
-                name: float(np.float32(self._scalar(stage, name, terms, own))) for name in terms[0]
+                name: float(np.float32(self.scalar(stage, name, terms, own))) for name in terms[0]
             }
             meaning = {"scope": "rank", "reduction": loss.batch_reduction}
             found[rank] = [Expected(values, meaning, stage)]
         return found
 
-    def _scalar(
+    def scalar(
         self, stage: str, name: str, terms: Sequence[Mapping[str, list[float]]], rows: list[int]
     ) -> float:
+        """One scalar over some samples, from its terms by token of every sample."""
         loss = self.settings.loss
         if loss.mean_over == "micro-batch":
             return self._of_means(stage, name, terms, rows)

@@ -1,0 +1,273 @@
+"""Context parallelism under every setting: shards replay as the whole, and are found wrong alike."""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.helpers.cohorts import Expected, capture
+from tests.helpers.composed import ComposedTrainer
+from tests.helpers.scenes import WAY, refusals, the_cohort, the_stage
+from tests.helpers.trainer import Sample
+from tests.stages.test_composed import CHANGES, COLUMNS, PLAIN, STAGES, _shares, _take_apart
+from tests.stages.test_shards import LAYOUTS, _held
+from trajreplay import Lake, LayoutSettings, ParallelCoordinates, Settings, with_changes
+
+ESTIMATE = "advantage.estimate"
+# What is one number a sample or a token, and is summed: each rank can record its own share of it.
+SUMMED = sorted(
+    name
+    for name, (changes, _) in CHANGES.items()
+    if not changes.keys() & {"loss.aggregation", "loss.batch_reduction", "loss.fragments"}
+    and not {"rank", "stride"} & {str(one) for one in changes.values()}
+)
+ZIGZAG = LayoutSettings("zigzag")
+Change = Callable[[int, Sample], None]
+
+
+def _nothing(rank: int, sample: Sample) -> None:
+    """What is recorded as it is."""
+
+
+def _samples(seed: int) -> list[Sample]:
+    """Two groups of one data-parallel rank, with every kind of column."""
+    return [one for own in _shares(seed).values() for one in own]
+
+
+def _write(
+    lake: Lake,
+    settings: Settings,
+    size: int,
+    *,
+    seed: int = 0,
+    change: Change = _nothing,
+    told: Settings | None = None,
+) -> list[Sample]:
+    """A training on `size` context-parallel ranks, each recording its share of every scalar."""
+    samples = _samples(seed)
+    if settings.reward.weights:
+        _take_apart({0: samples}, missing=settings.reward.missing == "exclude")
+    trainer = ComposedTrainer(settings, {0: samples})
+    trainer.score()
+    trainer.estimate()
+    shares, expected = {}, {}
+    for rank in range(size):
+        held = _held(samples, settings.layout, rank, size)
+        shares[rank] = [_part(one, mine) for one, mine in zip(samples, held, strict=True)]
+        expected[rank] = _scalars(trainer, held)
+        for one in shares[rank]:
+            change(rank, one)
+    capture(
+        lake,
+        shares,
+        WAY,
+        step_id=0,
+        stages=STAGES,
+        columns=COLUMNS,
+        settings=settings if told is None else told,
+        expected=expected,
+        parallel={r: ParallelCoordinates(context_rank=r, context_size=size) for r in range(size)},
+    )
+    return samples
+
+
+def _part(sample: Sample, mine: list[int]) -> Sample:
+    part = sample.copy()
+    part.columns = {name: values[mine] for name, values in sample.columns.items()}
+    return part
+
+
+def _scalars(trainer: ComposedTrainer, held: list[list[int]]) -> list[Expected]:
+    policy: dict[str, float] = {}
+    value: dict[str, float] = {}
+    for row, mine in enumerate(held):
+        for found, terms, summed, counted in (
+            (policy, trainer.policy_terms(row), trainer.summed[row], trainer.counted[row]),
+            (value, trainer.value_terms(row), trainer.masks[row], trainer.masks[row]),
+        ):
+            for name, tokens in terms.items():
+                share = sum(summed[t] * tokens[t] for t in mine) / max(sum(counted), 1.0)
+                found[name] = found.get(name, 0.0) + share
+    meaning = {"scope": "rank", "reduction": "sum"}
+    return [Expected(policy, meaning), Expected(value, meaning, "loss.value")]
+
+
+@given(
+    st.sampled_from(SUMMED),
+    st.sampled_from([2, 4]),
+    st.sampled_from(LAYOUTS),
+    st.integers(0, 99),
+)
+def test_what_a_setting_makes_of_shards_passes(
+    name: str, size: int, layout: LayoutSettings, seed: int
+) -> None:
+    settings = replace(with_changes(PLAIN, CHANGES[name][0]), layout=layout)
+    with tempfile.TemporaryDirectory() as folder:
+        lake = Lake.create(Path(folder) / "lake")
+        _write(lake, settings, size, seed=seed)
+        assert lake.validate().ok
+        cohort = the_cohort(lake.replay())
+    assert cohort.verdict in ("pass", "precision"), cohort.to_json()
+    assert all(one.compared for one in cohort.stages)
+
+
+# Columns beyond V1's, and a setting that has each decide an advantage token by token.
+TOKENS = {
+    "token_rewards": {"advantage.reward_source": "token"},
+    "teacher_log_probs": {"advantage.opd_coef": 0.5},
+    "sum_pi_squared": {"advantage.estimator": "otb", "advantage.reward_source": "token"},
+    "old_values": {"advantage.estimator": "gae"},
+    "message_faults": {"advantage.invalid_tool_call": -9.0, "advantage.malformed_thinking": 9.0},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("column", TOKENS)
+def test_a_wrong_token_of_one_shard_is_found(
+    lake: Lake, column: str, layout: LayoutSettings
+) -> None:
+    settings = replace(with_changes(PLAIN, TOKENS[column]), layout=layout)
+    samples = _samples(0)
+    sample, place = next(
+        (row, t)
+        for row, one in enumerate(samples)
+        for t, m in enumerate(one.mask)
+        if m and row % 4 and one.length > 2
+    )
+    held = [_held(samples, layout, rank, 2)[sample] for rank in (0, 1)]
+    owner = next(rank for rank, mine in enumerate(held) if place in mine)
+
+    def change(rank: int, one: Sample) -> None:
+        if (rank, one.sample_id) == (owner, samples[sample].sample_id):
+            values = one.columns[column]
+            at = held[owner].index(place)
+            values[at] = (int(values[at]) + 1) % 3 if column == "message_faults" else 0.125
+
+    _write(lake, settings, 2, change=change)
+    cohort = the_cohort(lake.replay())
+    assert cohort.first_divergent_stage == ESTIMATE
+    places = {(one.sample_id, one.token) for one in the_stage(cohort, ESTIMATE).divergences}
+    assert (samples[sample].sample_id, place) in places
+
+
+@pytest.mark.parametrize(
+    ("attribute", "told"),
+    [
+        ("greedy_reward", {"reward.baseline": "greedy", "reward.divide_by_std": False}),
+        ("greedy_reward", {"advantage.estimator": "remax"}),
+        ("fragment_index", {"reward.unit": "step", "reward.n_samples_per_prompt": 2}),
+        ("trajectory_id", {"reward.unit": "step", "reward.n_samples_per_prompt": 2}),
+        ("components", {"reward.weights": {"answer": 1.0, "format": 0.5}}),
+    ],
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_that_do_not_agree_on_a_sample_are_found(
+    lake: Lake, attribute: str, told: dict[str, Any], rank: int
+) -> None:
+    others = {"fragment_index": 7, "trajectory_id": "t-7", "greedy_reward": 0.0}
+
+    def change(own: int, one: Sample) -> None:
+        if (own, one.sample_id) == (rank, "s-3"):
+            parts = {"answer": 0.0, "format": 0.0}
+            setattr(one, attribute, parts if attribute == "components" else others[attribute])
+
+    _write(lake, replace(with_changes(PLAIN, told), layout=ZIGZAG), 2, change=change)
+    cohort = the_cohort(lake.replay())
+    assert cohort.verdict == "diverged"
+    column = "reward_components" if attribute == "components" else attribute
+    (finding,) = [one for one in cohort.findings if one.check == "copy"]
+    assert f"rank 1 holds another {column} than rank 0" in finding.message
+
+
+@pytest.mark.parametrize("column", TOKENS)
+def test_a_column_that_one_rank_lacks_is_no_whole_one(lake: Lake, column: str) -> None:
+    def change(rank: int, one: Sample) -> None:
+        if rank == 1:
+            del one.columns[column]
+
+    _write(lake, replace(with_changes(PLAIN, TOKENS[column]), layout=ZIGZAG), 2, change=change)
+    cohort = the_cohort(lake.replay())
+    assert cohort.verdict == "refused"
+    assert column in refusals(cohort)
+
+
+BATCHES = {
+    "loss.aggregation": "token-mean",
+    "loss.mean_over": "micro-batch",
+    "loss.batch_reduction": "mean",
+}
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=8, max_size=8),
+    st.sampled_from(["equal", "rows", "tokens"]),
+    st.sampled_from(LAYOUTS),
+)
+def test_forward_passes_of_one_name_on_other_ranks_are_others(
+    places: list[tuple[int, int]], weight: str, layout: LayoutSettings
+) -> None:
+    """Two halves of four ranks run passes of the same names, and rows say which shard they are."""
+    settings = with_changes(PLAIN, {**BATCHES, "loss.micro_batch_weight": weight})
+    samples = _samples(0)
+    halves: dict[int, list[Sample]] = {0: [], 1: []}
+    for one, (half, batch) in zip(samples, places, strict=True):
+        one.micro_batch_id = f"mb-{batch}"
+        halves[half].append(one)
+    ranks = {half: own for half, own in halves.items() if own}
+    trainer = ComposedTrainer(settings, ranks)  # whose ranks name their passes by themselves
+    trainer.score()
+    trainer.estimate()
+    terms = [trainer.policy_terms(row) for row in range(len(samples))]
+    rows = list(range(len(samples)))
+    values = {
+        name: float(np.float32(trainer.scalar("loss.policy", name, terms, rows)))
+        for name in terms[0]
+    }
+    shares: dict[int, list[Sample]] = {rank: [] for rank in range(4)}
+    for half, own in halves.items():
+        for shard in (0, 1):
+            for one, mine in zip(own, _held(own, layout, shard, 2), strict=True):
+                part = _part(one, mine)
+                part.context = (shard, 2)
+                shares[2 * half + shard].append(part)
+    with tempfile.TemporaryDirectory() as folder:
+        lake = Lake.create(Path(folder) / "lake")
+        capture(
+            lake,
+            shares,
+            WAY,
+            step_id=0,
+            stages=("sample", "loss.policy"),
+            columns=COLUMNS,
+            settings=replace(settings, layout=layout),
+            expected={0: [Expected(values, {"scope": "global", "reduction": "mean"})]},
+            cohort_size=len(samples),
+        )
+        cohort = the_cohort(lake.replay())
+    assert cohort.verdict in ("pass", "precision"), cohort.to_json()
+
+
+@pytest.mark.parametrize(
+    ("told", "stage"),
+    [
+        ({"reward.grouping": "stride"}, "reward.post_process"),
+        ({"advantage.whiten": "rank"}, ESTIMATE),
+    ],
+)
+def test_samples_of_several_ranks_are_of_no_rank(
+    lake: Lake, told: dict[str, Any], stage: str
+) -> None:
+    samples = _samples(0)
+    for one in samples:
+        one.context = (0, 1)
+    settings = with_changes(PLAIN, told)
+    capture(lake, {0: samples}, WAY, step_id=0, stages=(stage,), columns=COLUMNS, settings=settings)
+    text = refusals(the_cohort(lake.replay()))
+    assert f"{next(iter(told))} is" in text
+    assert "rows say which shard of their sample they are" in text
