@@ -1,4 +1,4 @@
-"""Context parallelism under every setting: shards replay as the whole, and are found wrong alike."""
+"""Context parallelism under every setting: shards replay as whole samples, and faults are found."""
 
 import tempfile
 from collections.abc import Callable
