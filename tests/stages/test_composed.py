@@ -289,7 +289,6 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
             "loss.correction": "sequence-tis",
             "loss.correction_bounds": (0.0, 1.02),
             "loss.correction_norm": "sequence",
-            "loss.rejection": "ratio",
             "loss.rejection_denominator": "kept",
             **KEPT,
         },

@@ -118,7 +118,7 @@ def test_what_a_setting_makes_of_shards_passes(
 
 
 # Columns beyond V1's, and a setting that has each decide an advantage token by token.
-TOKENS = {
+TOKENS: dict[str, dict[str, Any]] = {
     "token_rewards": {"advantage.reward_source": "token"},
     "teacher_log_probs": {"advantage.opd_coef": 0.5},
     "sum_pi_squared": {"advantage.estimator": "otb", "advantage.reward_source": "token"},
@@ -197,7 +197,7 @@ def test_a_column_that_one_rank_lacks_is_no_whole_one(lake: Lake, column: str) -
     assert column in refusals(cohort)
 
 
-BATCHES = {
+BATCHES: dict[str, Any] = {
     "loss.aggregation": "token-mean",
     "loss.mean_over": "micro-batch",
     "loss.batch_reduction": "mean",
