@@ -126,6 +126,25 @@ class Copier:
             raise _odd_form(name, f"has {len(values)} rows for {len(lengths)} samples")
         return self._joined(values) or Block([self.value(one) for one in values], None)
 
+    def routes(self, name: str, values: Any, samples: int) -> Block:
+        """Copy choices of experts, one (tokens, layers, top_k) array or None per sample.
+
+        Raises:
+            CaptureError: There are more or fewer.
+        """
+        if hasattr(values, "ndim") or len(values) != samples:
+            found = f"has {values.ndim} dimensions" if hasattr(values, "ndim") else ""
+            raise CaptureError(
+                f"{name} {found or f'has {len(values)} rows for {samples} samples'}",
+                hint="Give a list with one (tokens, layers, top_k) array per sample.",
+                column=name,
+            )
+        held = []
+        for one in values:
+            flat = None if one is None else self.value(one.reshape(-1))
+            held.append(None if flat is None else flat.reshape(one.shape))
+        return Block(held, None)
+
     def value(self, value: Any) -> Any:
         """Copy one value of any make."""
         if _is_torch(value):

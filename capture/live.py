@@ -66,6 +66,7 @@ class LiveRecorder(Recorder):
         self._settings, self._strict = settings, switches.strict
         self._stages: dict[Level, Stages] = {"rollout": rollout_stages, "step": step_stages}
         self._open: dict[Level, Pending | None] = {}
+        self._routing: Mapping[str, Any] = {}
         self._slots = Slots(switches.queue_bytes)
         self._outlet = Outlet(
             switches,
@@ -85,6 +86,14 @@ class LiveRecorder(Recorder):
         self._handled = sys.exc_info()[1]  # a training that is tried again begins in a handler
         self._heartbeats = Heartbeats(self._outlet.take_events)
         atexit.register(self._at_exit)  # after that of the outlet, so that it is called before
+
+    @_guarded
+    def describe_routes(
+        self, num_experts: int | None = None, layer_numbers: Sequence[int] | None = None
+    ) -> None:
+        """As of `Recorder`."""
+        numbers = None if layer_numbers is None else tuple(layer_numbers)
+        self._routing = {"num_experts": num_experts, "layer_numbers": numbers}
 
     @_guarded
     def begin_rollout(self, rollout_id: int, **options: Any) -> None:
@@ -119,7 +128,9 @@ class LiveRecorder(Recorder):
             "cohort_size": cohort_size,
         }
         copier = Copier(self._slots)
-        self._open[level] = Pending(rollout_id, step_id, options, copier, held=fate == "held")
+        self._open[level] = Pending(
+            rollout_id, step_id, options, copier, held=fate == "held", routing=self._routing
+        )
 
     @_guarded
     def record(

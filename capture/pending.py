@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trajreplay.capture.copies import Block, Copier
 from trajreplay.schema.errors import CaptureError, listed
 from trajreplay.schema.records import SampleRecord
-from trajreplay.schema.tables import length_column
+from trajreplay.schema.tables import EXPERT_LISTS, length_column
 
 if TYPE_CHECKING:
     from trajreplay.writer import CaptureBuilder
@@ -28,6 +28,7 @@ class Pending:
         options: Other arguments of `Lake.capture`.
         copier: Makes the copies.
         held: Whether it waits in the ring until something asks for it.
+        routing: What is said of all routes, as arguments of a capture's `routes`.
     """
 
     rollout_id: int
@@ -35,6 +36,7 @@ class Pending:
     options: Mapping[str, Any]
     copier: Copier
     held: bool = False
+    routing: Mapping[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     _samples: list[SampleRecord] = field(default_factory=list)
     _micro_batches: list[str | None] = field(default_factory=list)
@@ -81,8 +83,9 @@ class Pending:
 
         Args:
             samples: One record per sample.
-            columns: Values of list columns, in a form that `Copier.block` knows; `loss_mask` among
-                them is taken instead of those of the records.
+            columns: Values of list columns, in a form that `Copier.block` knows, and choices of
+                experts in one that `Copier.routes` does; `loss_mask` among them is taken instead
+                of those of the records.
             origins: By column of log-probs, its `source`, `temperature` and `weight_version`.
             micro_batch_id: The micro-batch that they are; that of each record if omitted.
 
@@ -176,7 +179,11 @@ class Pending:
     ) -> dict[str, Block]:
         copied = {}
         for name, values in columns.items():
-            if values is not None:
+            if values is None:
+                continue
+            if name in EXPERT_LISTS:
+                copied[name] = self.copier.routes(name, values, len(samples))
+            else:
                 total = length_column(name) == "total_length"
                 tokens = [one.total_length for one in samples] if total else lengths
                 copied[name] = self.copier.block(name, values, tokens)
@@ -198,7 +205,10 @@ class Pending:
             ]
         )
         for name, blocks in columns.items():
-            capture.tensor(name, self._rows(blocks), **self._origins.get(name, {}))
+            if name in EXPERT_LISTS:
+                capture.routes(name, self._rows(blocks), **self.routing)
+            else:
+                capture.tensor(name, self._rows(blocks), **self._origins.get(name, {}))
         for stage, scalars in self._scalars:
             capture.expected(stage, **scalars)
 

@@ -28,6 +28,17 @@ class Recorder:
     enabled = False
     attempt = 0
 
+    def describe_routes(
+        self, num_experts: int | None = None, layer_numbers: Sequence[int] | None = None
+    ) -> None:
+        """Say what all choices of experts have in common that are recorded from here on.
+
+        Args:
+            num_experts: Experts of a layer.
+            layer_numbers: The number of each recorded layer in the model, where it is not its
+                place among them.
+        """
+
     def begin_rollout(
         self,
         rollout_id: int,
@@ -56,7 +67,10 @@ class Recorder:
             samples: One record each.
             origins: By column of log-probs, its source, temperature and weight_version.
             columns: Values of any list column: one tensor per sample, packed, or padded to
-                (samples, T). A `loss_mask` here is taken instead of those of the records.
+                (samples, T). A `loss_mask` here is taken instead of those of the records. Under
+                `rollout_experts`, `old_experts` and `experts` the experts that sampler or trainer
+                chose: one (tokens, layers, top_k) array of integers per sample, as of a capture's
+                `routes`.
         """
 
     def end_rollout(self) -> None:

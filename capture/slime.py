@@ -64,8 +64,17 @@ def record_rollout(args: Any, rollout_id: int, rollout_data: Mapping[str, Any]) 
 def _record(args: Any, rollout_id: int, data: Mapping[str, Any]) -> None:
     pen, place = recorder(), _place()
     given = {name: data.get(key) for name, key in COLUMNS.items()}
+    given["rollout_experts"] = _routes(data)
+    pen.describe_routes(num_experts=getattr(args, "num_experts", None))
     with pen.rollout(rollout_id, settings=_settings(args, place), stages=_stages(args, data)):
         pen.record(_samples(args, rollout_id, data), **given)
+
+
+def _routes(data: Mapping[str, Any]) -> Any:
+    """The sampler's choices of experts; of another form than is known they are not taken."""
+    routes = data.get("rollout_routed_experts")
+    known = routes is not None and all(getattr(one, "ndim", 0) == 3 for one in routes)
+    return list(routes) if routes is not None and known else None
 
 
 def _samples(args: Any, rollout_id: int, data: Mapping[str, Any]) -> list[SampleRecord]:

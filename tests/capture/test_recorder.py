@@ -1,7 +1,7 @@
 """The recorder: what it is told is what a replay finds, and what goes wrong is told, not raised."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ def test_a_recorder_that_is_off_does_nothing_and_looks_at_nothing() -> None:
         recorder.record_policy_loss(0, thing, scalars=thing, advantages=thing)  # type: ignore[arg-type]
         recorder.record_value_loss(0, thing, values=thing)  # type: ignore[arg-type]
         recorder.record_scalars("loss.policy", thing)  # type: ignore[arg-type]
+    recorder.describe_routes(thing, thing)  # type: ignore[arg-type]
     recorder.drop("")
     assert recorder.flush()
     assert recorder.close()
@@ -303,3 +304,63 @@ def test_a_recorder_whose_place_is_taken_notes_no_clean_end(lake: Lake) -> None:
     assert Lake.open(lake.path).sql(noted).arrow().to_pylist() == [{"n": 0}]
     second.close()
     assert Lake.open(lake.path).sql(noted, attempt=1).arrow().to_pylist() == [{"n": 1}]
+
+
+@pytest.mark.parametrize("as_torch", [False, True])
+def test_choices_of_experts_are_those_at_the_time_they_were_handed_over(
+    lake: Lake, as_torch: bool
+) -> None:
+    recorder, samples = enabled(lake), drawn()
+    records = [record(one) for one in samples]
+    made = routes_of(samples)
+    routes: list[Any] = made if as_torch else [one.numpy() for one in made]
+    kept = [one.flatten().tolist() for one in made]
+    recorder.describe_routes(num_experts=8, layer_numbers=[2, 5])
+    with recorder.rollout(0):
+        recorder.record(records, rollout_experts=routes)
+    with recorder.step(0, 0):
+        for index in (0, 1):
+            part = slice(4 * index, 4 * index + 4)
+            choices: dict[str, Any] = {"old_experts": routes[part]} if index else {}
+            recorder.record_policy_loss(
+                index,
+                records[part],
+                scalars={"loss": 0.0},
+                log_probs=[one.columns["log_probs"] for one in samples[part]],
+                **choices,
+            )
+    for one in routes:
+        one[:] = 0
+    assert recorder.close()
+    columns = "kind, row, num_experts, layer_numbers, rollout_experts, old_experts"
+    found = lake.sql(f"select {columns} from routes").arrow().to_pylist()
+    by_place = {(one["kind"], one["row"]): one for one in found}
+    assert len(by_place) == 16
+    for row, flat in enumerate(kept):
+        assert by_place["rollout", row]["rollout_experts"] == flat
+        assert by_place["step", row]["old_experts"] == (flat if row >= 4 else None)
+    assert {(one["num_experts"], *one["layer_numbers"]) for one in found} == {(8, 2, 5)}
+
+
+def routes_of(samples: Sequence[Sample]) -> list[torch.Tensor]:
+    """Two layers, two experts of eight, for every token but the last."""
+    total = [record(one).total_length for one in samples]
+    return [torch.randint(0, 8, (length - 1, 2, 2), dtype=torch.int16) for length in total]
+
+
+@pytest.mark.parametrize("wrong", ["few", "packed", "flat"])
+def test_choices_of_another_form_give_the_capture_up_and_say_why(lake: Lake, wrong: str) -> None:
+    recorder, samples = enabled(lake, strict=False), drawn()
+    routes: Any = routes_of(samples)
+    given = {"few": routes[:3], "packed": torch.cat(routes), "flat": [one[0] for one in routes]}
+    records = [record(one) for one in samples]
+    with pytest.warns(CaptureWarning):
+        _record_and_close(recorder, records, given[wrong])
+    (reason,) = reasons(lake)
+    assert "rollout_experts" in reason
+
+
+def _record_and_close(recorder: Recorder, records: Sequence[Any], routes: Any) -> None:
+    with recorder.rollout(0):
+        recorder.record(records, rollout_experts=routes)
+    recorder.close()

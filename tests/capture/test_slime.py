@@ -85,6 +85,25 @@ def test_what_is_made_otherwise_is_recorded_and_says_why(
         assert why in found.message
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_routes_of_the_sampler_are_recorded_where_their_form_is_known(
+    lake: Lake, known: bool
+) -> None:
+    data = rollout_data(0)
+    shape = (2, 2) if known else (4,)
+    data["rollout_routed_experts"] = [
+        torch.randint(0, 8, (len(tokens) - 1, *shape), dtype=torch.int32)
+        for tokens in data["tokens"]
+    ]
+    slime.record_rollout(SimpleNamespace(**ARGS, num_experts=8), 0, data)
+    capture.recorder().close()
+    rows = lake.sql("select rollout_experts, num_experts from routes order by row").arrow()
+    expected = [one.reshape(-1).tolist() for one in data["rollout_routed_experts"]]
+    assert rows["rollout_experts"].to_pylist() == (expected if known else [])
+    assert set(rows["num_experts"].to_pylist()) == ({8} if known else set())
+    assert [one.status for one in captured(lake)] == ["complete"]
+
+
 def test_without_the_switch_nothing_is_looked_at(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
