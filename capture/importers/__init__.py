@@ -1,6 +1,14 @@
 """Readers of files that other tools left: each kind of file to captures of a lake."""
 
 from trajreplay.capture.importers.importing import ImportedSource, ImportReport, import_files
+from trajreplay.capture.importers.json_lines import (
+    bits,
+    first_names,
+    float32s,
+    objects,
+    token_ids,
+)
+from trajreplay.capture.importers.places import below, run_of
 from trajreplay.capture.importers.registry import (
     Importer,
     ImportOptions,
@@ -8,14 +16,28 @@ from trajreplay.capture.importers.registry import (
     kinds,
     recognise,
 )
+from trajreplay.capture.importers.stating import Statement, groups_by_position, stated
+from trajreplay.schema.bundles.record import CaptureRecord, Scalars
 
 __all__ = [
+    "CaptureRecord",
     "ImportOptions",
     "ImportReport",
     "ImportedSource",
     "Importer",
+    "Scalars",
+    "Statement",
+    "below",
+    "bits",
+    "first_names",
+    "float32s",
+    "groups_by_position",
     "import_files",
     "importer_of",
     "kinds",
+    "objects",
     "recognise",
+    "run_of",
+    "stated",
+    "token_ids",
 ]

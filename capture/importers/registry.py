@@ -9,6 +9,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
+from trajreplay.capture.importers.foreign import guarded
 from trajreplay.schema.bundles.record import CaptureRecord, EventRecord
 from trajreplay.schema.bundles.torchhead import head_of
 from trajreplay.schema.errors import CaptureError, DatasetError
@@ -109,7 +110,7 @@ def importer_of(kind: str) -> Importer:
             f"the entry point {kind!r} is {origin}, expected an Importer of that kind",
             hint="Let it name an object Importer(kind=..., doc=..., find=..., read=...).",
         )
-    return loaded
+    return guarded(loaded, origin)
 
 
 def recognise(paths: Sequence[Path]) -> Importer:

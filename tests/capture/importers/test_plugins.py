@@ -1,0 +1,167 @@
+"""Importers of other packages: found by their entry points, and wrong ones told by name."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.cli import run
+from tests.helpers.dumps import imported, rows
+from tests.helpers.plugins import pip_install, write_package
+from trajreplay import CaptureError, Lake
+from trajreplay.capture.importers import importer_of, kinds, recognise
+from trajreplay.capture.importers.registry import GROUP
+
+README = Path(__file__).parents[3] / "capture" / "importers" / "README.md"
+STATED = {"profile": "verl"}
+# Two prompts of two responses: what verl makes of their scores with a deviation of n - 1.
+LINES = [
+    {"id": "a-0", "prompt": "a", "mask": [1, 1], "score": 1.0, "used": 0.7071057811872435},
+    {"id": "a-1", "prompt": "a", "mask": [1, 0], "score": 0.0, "used": -0.7071057811872435},
+    {"id": "b-0", "prompt": "b", "mask": [1], "score": 2.0, "used": 0.7071062811866684},
+    {"id": "b-1", "prompt": "b", "mask": [], "score": 0.0, "used": -0.7071062811866684},
+]
+HEAD = """
+from trajreplay.capture.importers import CaptureRecord, Importer
+from trajreplay import SampleRecord, Settings
+
+
+def find(path):
+    return [path] if path.suffix == ".acme" else []
+
+
+def record(path, options):
+    sample = SampleRecord("s-0", 0, 0, [])
+    return [CaptureRecord("acme", 0, None, Settings(), (sample,))]
+"""
+
+
+def template() -> str:
+    """The importer that the folder's page shows."""
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    (found,) = (one for one in blocks if "ACME = Importer(" in one)
+    return str(found)
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder into which pip has installed the package of the template."""
+    pytest.importorskip("pip")
+    points = {GROUP: {"acme": "acme_dumps:ACME"}}
+    return pip_install(tmp_path_factory.mktemp("pip"), "acme_dumps", points, template())
+
+
+@pytest.fixture
+def dump(tmp_path: Path) -> Path:
+    """A file of the package's own kind."""
+    path = tmp_path / "mine" / "7.acme"
+    path.parent.mkdir()
+    path.write_text("".join(json.dumps(one) + "\n" for one in LINES))
+    return path
+
+
+@pytest.fixture
+def acme(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package as installed."""
+    monkeypatch.syspath_prepend(str(target))
+
+
+@pytest.mark.usefixtures("acme")
+def test_a_package_that_pip_installed_imports_its_files(lake: Lake, dump: Path) -> None:
+    assert kinds()[-1] == "acme"
+    source = imported(lake, "acme", dump, **STATED)
+    assert (source.status, source.captures) == ("imported", [("mine", 0, 7, None, 0)])
+    report = lake.replay()
+    assert (report.verdict, report.exit_code) == ("pass", 0)
+    assert rows(lake, "select sample_id, raw_reward from rollouts order by row") == [
+        (one["id"], one["score"]) for one in LINES
+    ]
+
+
+@pytest.mark.usefixtures("acme")
+def test_its_files_are_recognised_and_replayed_without_a_lake(dump: Path) -> None:
+    assert recognise([dump]).kind == "acme"
+    assert run("replay", dump, "--profile", "verl").code == 0
+    assert run("replay", dump).code == 3
+    dump.write_text(dump.read_text().replace("0.7071", "0.7072"))
+    assert run("replay", dump, "--profile", "verl").code == 1
+
+
+@pytest.mark.usefixtures("acme")
+def test_what_its_files_lack_is_refused_by_name(lake: Lake, dump: Path) -> None:
+    dump.write_text('{"id": "a-0", "prompt": "a", "mask": [2], "score": 1.0, "used": 0.0}\n')
+    source = imported(lake, "acme", dump)
+    assert source.status == "refused"
+    assert "7.acme, line 1: mask is [2], expected a list of 0 and 1" in source.problem
+
+
+WRONG = {
+    "fails to find": (
+        "def find(path): raise KeyError('odd')\nACME = Importer('acme', '', find, record)",
+        r"the importer 'acme' from acme_wrong:ACME failed: KeyError: 'odd'",
+    ),
+    "finds what are no paths": (
+        "ACME = Importer('acme', '', lambda path: [1], record)",
+        r"found 1, expected paths",
+    ),
+    "fails to read": (
+        "def record(path, options): return 1 / 0\nACME = Importer('acme', '', find, record)",
+        r"the importer 'acme' from acme_wrong:ACME failed: ZeroDivisionError: division by zero",
+    ),
+    "reads what are no records": (
+        "ACME = Importer('acme', '', find, lambda path, options: [{}])",
+        r"gave \{\}, expected records of captures",
+    ),
+    "reads nothing": (
+        "ACME = Importer('acme', '', find, lambda path, options: [])",
+        r"gave no record",
+    ),
+    "gives samples that are none": (
+        "ACME = Importer('acme', '', find, lambda *_: [CaptureRecord('a', 0, None, None, ({},))])",
+        r"gave \{\}, expected a SampleRecord",
+    ),
+    "is no importer": ("ACME = find", r"expected an Importer of that kind"),
+    "is of another kind": (
+        "ACME = Importer('other', '', find, record)",
+        r"expected an Importer of that kind",
+    ),
+    "cannot be loaded": ("ACME", r"cannot be loaded: name 'ACME' is not defined"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_importer_is_told_by_name(
+    what: str, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, says = WRONG[what]
+    folder = write_package(
+        tmp_path / "site", "acme_wrong", {GROUP: {"acme": "acme_wrong:ACME"}}, HEAD + code
+    )
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "acme_wrong", raising=False)
+    path = tmp_path / "x.acme"
+    path.touch()
+    assert re.search(says, problem_of(lake, path))
+    found = run("import", "acme", path, "--lake", lake.path)
+    assert (found.code, "Traceback" in found.err) == (3, False)
+    assert lake.info().num_rows == 0
+
+
+def problem_of(lake: Lake, path: Path) -> str:
+    """What is said of a file of the kind acme, by the import or of the file."""
+    try:
+        return imported(lake, "acme", path).problem
+    except CaptureError as error:
+        return error.message
+
+
+def test_a_kind_of_ours_is_no_other_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = {GROUP: {"nemo-rl": "acme_same:ACME"}}
+    folder = write_package(tmp_path / "site", "acme_same", points, "ACME = None")
+    monkeypatch.syspath_prepend(str(folder))
+    assert kinds().count("nemo-rl") == 1
+    assert importer_of("nemo-rl").doc.startswith("Batches that NeMo-RL logs")
