@@ -16,6 +16,9 @@ from trajreplay.schema.errors import CaptureError, DatasetError
 from trajreplay.schema.identity import BY_RANK
 
 GROUP = "trajreplay.importers"
+_PLAIN_ONLY = (
+    "Save what its objects hold, as dictionaries of tensors, numbers and text, with torch.save."
+)
 _HARMLESS = ("torch._utils.", "collections.")  # what tensors and plain containers are made by
 # Kind: where its importer is; loaded when it is asked for.
 BUILT_IN = {
@@ -29,6 +32,7 @@ BUILT_IN = {
     "prime-rl-rollout": "trajreplay.capture.importers.prime_rl_transport:PRIME_RL_ROLLOUT",
     "verl": "trajreplay.capture.importers.verl:VERL",
     "trl": "trajreplay.capture.importers.trl:TRL",
+    "openrlhf": "trajreplay.capture.importers.openrlhf:OPENRLHF",
     "areal": "trajreplay.capture.importers.areal:AREAL",
 }
 
@@ -143,8 +147,12 @@ def recognise(paths: Sequence[Path]) -> Importer:
     return importer_of(distinct[0])
 
 
-def refuse_objects(path: Path) -> None:
+def refuse_objects(path: Path, remedy: str = _PLAIN_ONLY) -> None:
     """Refuse a file of objects, which nothing can read without running what is in it.
+
+    Args:
+        path: The file.
+        remedy: How to save it otherwise.
 
     Raises:
         DatasetError: It is one: verl's `DataProto.save_to_disk`, OpenRLHF's `list[Experience]`.
@@ -155,8 +163,7 @@ def refuse_objects(path: Path) -> None:
     raise DatasetError(
         f"{path} holds {'a list of objects' if head.listed else 'an object'} of the type "
         f"{head.type}, expected tensors, numbers, text, lists and dictionaries",
-        hint="Nothing in it was run: to read such a file is to run it. Save what its objects hold, "
-        "as dictionaries of tensors, numbers and text, with torch.save.",
+        hint=f"Nothing in it was run: to read such a file is to run it. {remedy}",
         path=str(path),
         type=head.type,
     )
