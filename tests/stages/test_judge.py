@@ -1,7 +1,10 @@
 """Cohorts are judged together, and each as if it were alone."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -149,6 +152,37 @@ def test_how_much_is_in_memory_at_once_does_not_matter(lake: Lake, memory_bytes:
         "pass",
     ]
     assert the_stage(the_cohort(small, 2, 0), "loss.policy").inherited
+
+
+PEAK = """
+import resource, sys
+from trajreplay import Lake
+report = Lake.open(sys.argv[1]).replay(memory_bytes=64 << 20)
+print(len(report.cohorts), report.exit_code, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def test_peak_memory_is_bounded_by_the_batch_of_cohorts(tmp_path: Path) -> None:
+    """Eight times the cohorts, 250 MB of float64 columns in all, take hardly more memory."""
+    samples = drawn()
+    for one in samples:
+        one.mask = one.mask * 1500
+        one.columns = {name: values.repeat(1500) for name, values in one.columns.items()}
+    Trainer(WAY).estimate(samples)
+    expected = rank_sums(Trainer(WAY), halves(samples))
+    peaks = []
+    for count in (6, 48):
+        lake = Lake.create(tmp_path / str(count))
+        for rollout_id in range(count):
+            write_whole(lake, samples, expected=expected, rollout_id=rollout_id)
+        told = subprocess.run(
+            [sys.executable, "-c", PEAK, str(lake.path)], check=True, capture_output=True, text=True
+        )
+        cohorts, code, peak_kib = map(int, told.stdout.split())
+        assert (cohorts, code) == (count, 0)
+        peaks.append(peak_kib / 1024)
+    few, many = peaks
+    assert many < few + 64, peaks
 
 
 def test_a_step_is_judged_after_the_later_rollout_that_it_consumed_from(lake: Lake) -> None:

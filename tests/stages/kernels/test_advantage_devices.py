@@ -30,12 +30,21 @@ from trajreplay.stages.kernels import (
 from trajreplay.stages.kernels.normalise import DIVISORS, GROUP_BASELINES
 
 
-def every_kernel(device: str, dtype: torch.dtype, lengths: list[int]) -> list[Tensor]:
-    """Run every kernel from rewards to advantages on a rollout that is the same everywhere."""
+def every_kernel(
+    device: str, dtype: torch.dtype, lengths: list[int], rounded: torch.dtype = torch.float64
+) -> list[Tensor]:
+    """Run every kernel from rewards to advantages on a rollout that is the same everywhere.
+
+    Args:
+        device: Where.
+        dtype: That of the numbers.
+        lengths: Response tokens of each sample.
+        rounded: The dtype that the numbers have been in before.
+    """
     offsets = torch.tensor([0, *lengths], device=device).cumsum(0)
     samples, tokens = len(lengths), sum(lengths)
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.rand(3, tokens, generator=generator).to(device, dtype)
+    drawn = torch.rand(3, tokens, generator=generator).to(device, rounded).to(dtype)
     log_probs, values, kl = -drawn[0], drawn[1], drawn[2]
     mask, sets = drawn[2] < 0.8, torch.arange(tokens, device=device) % 2
     groups = torch.arange(samples, device=device) % 2

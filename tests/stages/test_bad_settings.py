@@ -1,0 +1,206 @@
+"""Settings that cannot be in force, and captures that lack what they ask for: refused by name."""
+
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tests.helpers.cohorts import capture
+from tests.helpers.composed import ComposedTrainer
+from tests.helpers.composed_corrections import CURRENT
+from tests.helpers.scenes import WAY, the_cohort
+from tests.helpers.trainer import Sample
+from tests.stages.test_composed import CHANGES, COLUMNS, PLAIN, STAGES, _shares
+from trajreplay import Lake, ParallelCoordinates, SchemaError, Settings, with_changes
+from trajreplay.schema.settings import SECTIONS
+from trajreplay.schema.settings.knobs import Kind, kinds
+from trajreplay.stages import CohortReport
+from trajreplay.stages.capability import ability
+
+COMPUTED = STAGES[2:]
+STAGE_OF = {
+    "reward": "reward.post_process",
+    "kl": "advantage.kl",
+    "advantage": "advantage.estimate",
+    "loss": "loss.policy",
+    "value": "loss.value",
+}
+KINDS = {
+    (section, name): kind for section in STAGE_OF for name, kind in kinds(SECTIONS[section]).items()
+}
+NUMBERS = st.sampled_from([0.0, 1.0, -1.0, 0.5, 2.0, 1e-30, 1e30, -3e38])
+ENDS = st.sampled_from([-float("inf"), -1.0, 0.0, 0.5, 1.0, 2.0, float("inf"), float("nan")])
+INTERVALS = st.tuples(ENDS, ENDS).filter(lambda pair: pair[0] <= pair[1])
+# The name of a setting as a message has it.
+NAMED = re.compile(r"\b(reward|kl|advantage|loss|value|layout)\.[a-z]\w+")
+
+
+def _values(kind: Kind) -> st.SearchStrategy[Any]:
+    named = st.sampled_from(kind.known or ("a", "b"))
+    found: st.SearchStrategy[Any] = {
+        "name": named,
+        "flag": st.booleans(),
+        "number": NUMBERS,
+        "count": st.integers(0, 5),
+        "interval": INTERVALS,
+        "weights": st.dictionaries(named, NUMBERS, max_size=2),
+        "intervals": st.dictionaries(named, INTERVALS, max_size=3),
+        "names": st.lists(named, max_size=2).map(tuple),
+    }[kind.what]
+    return st.none() | found if kind.optional else found
+
+
+@st.composite
+def changes(draw: st.DrawFn, most: int = 6) -> dict[str, Any]:
+    """Some settings that are others, of any legal value, whether they go together or not."""
+    chosen = draw(st.sets(st.sampled_from(sorted(KINDS)), min_size=1, max_size=most))
+    return {f"{one}.{name}": draw(_values(KINDS[one, name])) for one, name in sorted(chosen)}
+
+
+@pytest.mark.parametrize(
+    ("section", "name"), [place for place, kind in KINDS.items() if kind.known]
+)
+def test_a_value_that_no_kernel_goes_by_is_unsupported_by_name(section: str, name: str) -> None:
+    kind = KINDS[section, name]
+    odd: Any = {"weights": {"odd": 1.0}, "intervals": {"odd": (0.0, 1.0)}}.get(kind.what, "odd")
+    settings = with_changes(Settings(), {f"{section}.{name}": odd})
+    found = ability(STAGE_OF[section], settings, ParallelCoordinates())
+    assert found.capability == "unsupported"
+    assert f"{section}.{name}" in found.reason
+    assert "'odd'" in found.reason
+
+
+def _settings(changed: dict[str, Any]) -> Settings:
+    """The plain settings so changed; what no setting holds is no example, and refused by name."""
+    try:
+        return with_changes(PLAIN, changed)
+    except SchemaError as error:
+        assume(not any(name.partition(".")[2] in error.message for name in changed))
+        raise
+
+
+@given(changes())
+def test_what_is_not_recomputed_says_which_setting_is_why(changed: dict[str, Any]) -> None:
+    settings = _settings(changed)
+    for stage in COMPUTED:
+        for held in ((), COLUMNS):
+            found = ability(stage, settings, ParallelCoordinates(), held)
+            if found.capability != "recompute":
+                assert NAMED.search(found.reason), found.reason
+
+
+def _written(
+    lake: Lake, made: Settings, told: Settings, shares: dict[int, list[Sample]]
+) -> CohortReport:
+    """The replay of a training that computes one thing and tells another."""
+    trainer = ComposedTrainer(made, shares)
+    policy, value = trainer.policy_scalars(), trainer.value_scalars()
+    capture(
+        lake,
+        shares,
+        WAY,
+        step_id=0,
+        stages=STAGES,
+        columns=COLUMNS,
+        settings=told,
+        expected={rank: [*policy[rank], *value[rank]] for rank in shares},
+        versions={"log_probs": CURRENT},
+    )
+    return the_cohort(lake.replay())
+
+
+def _estimated(settings: Settings) -> dict[int, list[Sample]]:
+    shares = _shares()
+    trainer = ComposedTrainer(settings, shares)
+    trainer.score()
+    trainer.estimate()
+    return shares
+
+
+@given(changes())
+def test_any_settings_are_judged_or_refused_and_never_break(changed: dict[str, Any]) -> None:
+    """A training of the plain settings that tells others passes only where these are the same."""
+    told = _settings(changed)
+    if told.reward.weights or told.loss.batch_reduction != "sum":
+        return  # components and means are recorded otherwise
+    with tempfile.TemporaryDirectory() as folder:
+        cohort = _written(Lake.create(Path(folder) / "lake"), PLAIN, told, _estimated(PLAIN))
+    for one in cohort.stages:
+        if one.verdict == "refused":
+            assert not one.compared
+            assert NAMED.search(one.message) or "expected" in one.message, one.message
+        if one.verdict == "pass":
+            assert one.compared
+
+
+READS = [
+    (name, column)
+    for name, (changed, _) in CHANGES.items()
+    for column in sorted(
+        {
+            column
+            for stage in COMPUTED
+            for column in ability(
+                stage,
+                with_changes(PLAIN, changed),
+                ParallelCoordinates(),
+                (*COLUMNS, "micro_batch_id"),
+            ).reads
+        }
+    )
+]
+# Fields of records that go by other names than their columns.
+FIELDS = {"group_id": "group", "reward_components": "components"}
+
+
+@given(st.sampled_from(READS))
+def test_a_column_that_settings_read_and_the_capture_lacks_is_named(read: tuple[str, str]) -> None:
+    name, column = read
+    settings = with_changes(PLAIN, CHANGES[name][0])
+    if settings.reward.weights:
+        return  # held by test_components.py
+    shares = _estimated(settings)
+    for one in (one for own in shares.values() for one in own):
+        one.columns.pop(column, None)
+        if column == "old_values":  # without them a critic's only values are those of before
+            one.columns.pop("values")
+        field = FIELDS.get(column, column)
+        if hasattr(one, field):
+            setattr(one, field, None)
+    without = _shares_for_scalars(settings)
+    with tempfile.TemporaryDirectory() as folder:
+        lake = Lake.create(Path(folder) / "lake")
+        capture(
+            lake,
+            shares,
+            WAY,
+            step_id=0,
+            stages=STAGES,
+            columns=COLUMNS,
+            settings=settings,
+            expected=without,
+            versions={"log_probs": CURRENT},
+        )
+        cohort = the_cohort(lake.replay())
+    needing = [
+        stage
+        for stage in COMPUTED
+        if column
+        in ability(stage, settings, ParallelCoordinates(), (*COLUMNS, "micro_batch_id")).reads
+    ]
+    assert cohort.verdict not in ("pass", "precision")
+    for one in (one for one in cohort.stages if one.stage in needing):
+        by_batch = column == "micro_batch_id" and one.verdict == "inspect-only"
+        assert one.verdict == "refused" or by_batch, (one.stage, one.verdict)
+        assert not one.compared
+        assert column.removeprefix("old_") in one.message or "micro-batch" in one.message
+
+
+def _shares_for_scalars(settings: Settings) -> Any:
+    trainer = ComposedTrainer(settings, _estimated(settings))
+    policy, value = trainer.policy_scalars(), trainer.value_scalars()
+    return {rank: [*policy[rank], *value[rank]] for rank in policy}
