@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -108,4 +109,8 @@ def _text(value: object) -> str:
         return "-"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, Mapping):
+        return "; ".join(f"{name}: {_text(one)}" for name, one in value.items()) or "-"
+    if isinstance(value, tuple) and all(isinstance(one, str) for one in value):
+        return ", ".join(value) or "-"
     return f"{value[0]:g} to {value[1]:g}" if isinstance(value, tuple) else str(value)

@@ -193,11 +193,11 @@ def test_a_column_that_settings_read_and_the_capture_lacks_is_named(read: tuple[
         in ability(stage, settings, ParallelCoordinates(), (*COLUMNS, "micro_batch_id")).reads
     ]
     assert cohort.verdict not in ("pass", "precision")
-    for one in (one for one in cohort.stages if one.stage in needing):
-        by_batch = column == "micro_batch_id" and one.verdict == "inspect-only"
-        assert one.verdict == "refused" or by_batch, (one.stage, one.verdict)
-        assert not one.compared
-        assert column.removeprefix("old_") in one.message or "micro-batch" in one.message
+    for found in (one for one in cohort.stages if one.stage in needing):
+        by_batch = column == "micro_batch_id" and found.verdict == "inspect-only"
+        assert found.verdict == "refused" or by_batch, (found.stage, found.verdict)
+        assert not found.compared
+        assert column.removeprefix("old_") in found.message or "micro-batch" in found.message
 
 
 def _shares_for_scalars(settings: Settings) -> Any:

@@ -1,0 +1,90 @@
+"""`trajreplay profiles`: every profile prints, and every difference has a number."""
+
+import json
+from itertools import permutations
+
+import pytest
+
+from tests.helpers.cli import run
+from tests.stages.test_composed import CHANGES, PLAIN
+from trajreplay import with_changes
+from trajreplay.schema.settings import PROFILES, SECTIONS, differences
+from trajreplay.schema.settings.knobs import kinds
+from trajreplay.stages.compose.example import worked_number
+
+SECTION_OF = {
+    "reward.raw": "reward",
+    "reward.post_process": "reward",
+    "advantage.kl": "kl",
+    "advantage.estimate": "advantage",
+    "loss.policy": "loss",
+    "loss.value": "value",
+}
+# The example is of one micro-batch that is not named, of trajectories of one sample each, and of
+# responses that all have trained tokens; its advantages are of samples.
+NOT_OF_THE_EXAMPLE = {"kl-cov", "m2po"}
+
+
+def test_profiles_are_listed_with_what_is_peculiar_about_each() -> None:
+    found = run("profiles", "--format", "json")
+    assert (found.code, found.err) == (0, "")
+    rows = json.loads(found.out)
+    assert [one["profile"] for one in rows] == [one.label for one in PROFILES.values()]
+    assert all(one["doc"] for one in rows)
+
+
+@pytest.mark.parametrize("form", ["table", "json"])
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_profile_is_shown_in_full(name: str, form: str) -> None:
+    found = run("profiles", name, "--format", form)
+    assert (found.code, found.err) == (0, "")
+    for section, kind in SECTIONS.items():
+        assert all(f"{section}.{field}" in found.out for field in kinds(kind))
+
+
+@pytest.mark.parametrize(("left", "right"), [*permutations(PROFILES, 2)])
+def test_two_profiles_differ_field_by_field_with_a_number(left: str, right: str) -> None:
+    found = run("profiles", "diff", left, right, "--format", "json")
+    assert (found.code, found.err) == (0, "")
+    rows = json.loads(found.out)
+    expected = differences(PROFILES[left].settings, PROFILES[right].settings)
+    assert [one["setting"] for one in rows] == [*expected]
+    for one in rows:
+        if one["setting"].partition(".")[0] in SECTION_OF.values():
+            assert isinstance(one["number"], float), one
+            assert isinstance(one["changed"], float), one
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "setting"),
+    [
+        ("nemo-rl", "verl", "reward.baseline"),
+        ("slime", "trl", "reward.epsilon"),
+        ("relax", "verl", "loss.dual_clip"),
+        ("relax", "openrlhf", "reward.clip_after"),
+        ("relax", "verl", "value.factor"),
+        ("relax", "verl", "loss.aggregation"),
+        ("relax", "verl", "reward.lone"),
+        ("relax", "prime-rl", "loss.surrogate"),
+        ("relax", "slime", "reward.grouping"),
+    ],
+)
+def test_what_users_hunt_changes_the_number(left: str, right: str, setting: str) -> None:
+    rows = json.loads(run("profiles", "diff", left, right, "--format", "json").out)
+    (row,) = [one for one in rows if one["setting"] == setting]
+    assert row["number"] != row["changed"]
+
+
+def test_a_profile_that_there_is_not_is_a_usage_error() -> None:
+    found = run("profiles", "diff", "verl", "ppo")
+    assert found.code == 2
+    assert "no profile 'ppo', expected one of relax@1" in found.err
+
+
+@pytest.mark.parametrize("name", sorted(CHANGES.keys() - NOT_OF_THE_EXAMPLE))
+def test_the_worked_example_has_a_number_for_every_setting(name: str) -> None:
+    changes, stage = CHANGES[name]
+    settings, section = with_changes(PLAIN, changes), SECTION_OF[stage]
+    number = worked_number(settings, section)
+    assert number is not None
+    assert number != worked_number(PLAIN, section)
