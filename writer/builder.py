@@ -267,6 +267,24 @@ class CaptureBuilder:
                 )
             self._outputs[key] = one
 
+    def check(self) -> None:
+        """Refuse already what leaving the block would refuse of what was handed over so far.
+
+        Raises:
+            CaptureError: Tensors have no samples, or rows of another length than theirs.
+        """
+        if self._samples is None and (self._tensors or self._routes):
+            raise CaptureError(
+                f"capture of {self.key}: tensors were handed over and samples() was not called",
+                hint="Nothing was committed. Call samples() with one record per sample.",
+            )
+        if problems := self._ragged():
+            raise CaptureError(
+                f"capture of {self.key}: {len(problems)} ragged rows:\n  {listed(problems)}",
+                hint="Nothing was committed. Cut each tensor to its sample's response.",
+                problems=problems,
+            )
+
     def drop(self, reason: str) -> None:
         """Commit, instead of the data, that this capture was given up, and why."""
         self._dropped = reason
@@ -298,17 +316,7 @@ class CaptureBuilder:
             key = self.key._replace(part=DROPPED)
             dropped = replace(self._draft, key=key, status="dropped", reason=self._dropped)
             return commit_entry(self._store, dropped)
-        if self._samples is None and (self._tensors or self._routes):
-            raise CaptureError(
-                f"capture of {self.key}: tensors were handed over and samples() was not called",
-                hint="Nothing was committed. Call samples() with one record per sample.",
-            )
-        if problems := self._ragged():
-            raise CaptureError(
-                f"capture of {self.key}: {len(problems)} ragged rows:\n  {listed(problems)}",
-                hint="Nothing was committed. Cut each tensor to its sample's response.",
-                problems=problems,
-            )
+        self.check()
         entry = replace(self._draft, origins=self._origins, outputs=tuple(self._outputs.values()))
         samples = self._samples
         if samples is None or not samples.rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
@@ -15,9 +16,11 @@ from trajreplay.schema.bundles.unpickle import TensorValue
 from trajreplay.schema.errors import CaptureError, TrajReplayError
 from trajreplay.schema.identity import make_key
 from trajreplay.schema.layout import entry_path
+from trajreplay.schema.localstore import LocalStore
 from trajreplay.schema.store import Store
 from trajreplay.writer import CaptureBuilder, Event, commit_events
 
+_NOWHERE = LocalStore(os.devnull)  # for captures that are checked, and never committed
 IMPORTED, UNCHANGED, REFUSED, CHECKED = "imported", "unchanged", "refused", "checked"
 
 
@@ -144,10 +147,8 @@ def _import_source(
     try:
         records = importer.read(source, options)
         result.notes = list(dict.fromkeys(note for one in records for note in one.notes))
-        if store is None:
-            result.status = CHECKED
-        else:
-            result.status = _commit(store, records, options.attempt)
+        builders = _builders(_NOWHERE if store is None else store, records, options.attempt)
+        result.status = CHECKED if store is None else _commit(store, builders)
     except TrajReplayError as error:
         result.problem, result.hint = error.message, error.hint
         return result
@@ -163,21 +164,33 @@ def _import_source(
     return result
 
 
-def _commit(store: Store, records: Sequence[CaptureRecord | EventRecord], attempt: int) -> str:
-    """Commit the captures of one source, once all of them are known to be whole."""
+def _builders(
+    store: Store, records: Sequence[CaptureRecord | EventRecord], attempt: int
+) -> list[CaptureBuilder | _EventBlock]:
+    """The captures of one source, all of them known to be whole."""
     builders: list[CaptureBuilder | _EventBlock] = []
+    for record in records:
+        if isinstance(record, EventRecord):
+            builders.append(_EventBlock(store, record, attempt))
+            continue
+        builder = _builder(store, record, attempt)
+        _fill(builder, record)
+        builder.check()
+        builders.append(builder)
+    return builders
+
+
+def _commit(store: Store, builders: Sequence[CaptureBuilder | _EventBlock]) -> str:
+    """Commit the captures of one source, those that are there first.
+
+    Where one of these holds other content that is refused before another is committed: the blocks
+    are left in the opposite order.
+    """
+    there = {one.key: store.exists(entry_path(one.key)) for one in builders}
     with ExitStack() as blocks:
-        for record in records:
-            if isinstance(record, EventRecord):
-                builders.append(_EventBlock(store, record, attempt))
-                continue
-            builder = _builder(store, record, attempt)
-            _fill(builder, record)
-            builders.append(builder)
-        for one in builders:
+        for one in sorted(builders, key=lambda one: there[one.key]):
             blocks.enter_context(one)
-        there = [store.exists(entry_path(one.key)) for one in builders]
-    return UNCHANGED if all(there) else IMPORTED
+    return UNCHANGED if all(there.values()) else IMPORTED
 
 
 class _EventBlock:

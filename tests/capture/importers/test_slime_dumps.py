@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.helpers.slime_dumps import SLIME, by_rank, dumped, rollout, saved, training
-from trajreplay import CaptureError, Lake
-from trajreplay.capture.importers import ImportOptions, recognise
+from trajreplay import CaptureError, Lake, Settings
+from trajreplay.capture.importers import ImportOptions, import_files, importer_of, recognise
 from trajreplay.stages.report import Report
 
 _SLIME = ImportOptions(profile="slime")
@@ -293,6 +293,36 @@ def test_numpy_is_refused_by_name_and_taken_by_a_flag(tmp_path: Path) -> None:
     assert verdicts(replayed(folder, options=allowed))["sample"] == "pass"
     for row, same in zip(taken(folder, options=allowed), taken(SLIME), strict=True):
         assert {name for name in row if row[name] != same[name]} == {"run_id"}
+
+
+def test_a_rank_that_cannot_be_captured_keeps_the_others_out_and_a_dry_run_says_so(
+    tmp_path: Path,
+) -> None:
+    dump = training()
+    dump["samples"][2]["log_probs"] = torch.zeros(7)  # on rank 0
+    path = saved(dump, tmp_path / "0.pt")
+    lake = Lake.create(tmp_path / "lake")
+    for store in (lake._store, None):
+        (one,) = import_files(store, importer_of("slime"), [path]).sources
+        assert one.status == "refused"
+        assert "old_log_probs" in one.problem
+    assert lake.info().num_rows == 0
+
+
+def test_what_is_there_with_other_content_keeps_the_others_out(tmp_path: Path) -> None:
+    lake = Lake.create(tmp_path / "lake")
+    with lake.capture(
+        run_id="r", rollout_id=0, step_id=0, rank=1, expected_ranks=[0, 1], settings=Settings()
+    ):
+        pass
+    (one,) = lake.import_files(
+        "slime", SLIME / "train_data", options=ImportOptions(run="r")
+    ).sources
+    assert one.status == "refused"
+    assert "rank 1 is committed" in one.problem
+    lake.refresh()
+    ranks = lake.sql("select rank from manifest", allow_partial=True).arrow()["rank"]
+    assert ranks.to_pylist() == [1]
 
 
 def test_what_a_file_is_shows_in_what_it_holds_and_not_in_its_name(tmp_path: Path) -> None:
