@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 DEMO ?=
 PYTEST ?= -n auto
 ORACLES := .venv-oracles
+MUTATIONS ?= 100000
 
-.PHONY: demo test test-oracles test-trl install-oracles lint bench clean
+.PHONY: demo test test-oracles test-trl install-oracles fuzz lint bench clean
 
 demo: $(VENV)/.run
 	$(BIN)/trajreplay demo $(DEMO)
@@ -23,6 +24,10 @@ test-trl: install-oracles
 	OMP_NUM_THREADS=1 $(ORACLES)/bin/python -m pytest -m trl -rs $(PYTEST) tests/trl
 
 install-oracles: $(ORACLES)/.installed
+
+# Files to import, changed at random; the tests do the same to 2,000, always the same ones.
+fuzz: $(VENV)/.dev
+	MUTATIONS=$(MUTATIONS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/capture/importers/test_fuzz.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
