@@ -201,8 +201,13 @@ class _Kept:
         if not finite.any():
             return
         mine, theirs = piece.trainer[finite], piece.sampler[finite]
-        known = (mine.min(2) >= 0) & (theirs.min(2) >= 0)
-        differs = known & ~(mine == theirs).all(2)
+        known = np.ones(mine.shape[:2], bool)
+        differs = ~known
+        for slot in range(mine.shape[2]):  # so few that a reduction over them costs more
+            left, right = mine[:, :, slot], theirs[:, :, slot]
+            known &= (left >= 0) & (right >= 0)
+            differs |= left != right
+        differs &= known
         other_order = differs.copy()
         tokens, layers = np.nonzero(differs)
         left, right = (np.sort(one[tokens, layers], 1) for one in (mine, theirs))

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trajreplay.query.datafile import OpenFile
 from trajreplay.query.footers import broken
 from trajreplay.query.reading import read_columns
-from trajreplay.query.scanning import read_batches
+from trajreplay.query.scanning import WHOLE_LIMIT_BYTES, decoded_bytes, read_batches
 from trajreplay.schema.entry import DataFile, Entry
 from trajreplay.schema.lists import Int64s, elements, lengths_of
 from trajreplay.schema.store import Store
@@ -97,7 +98,7 @@ def routed_rows(store: Store, entry: Entry, names: Sequence[str]) -> Iterator[Ro
     total, response = (np.asarray(samples[one].to_numpy(), np.int64) for one in columns[1:])
     start = 0
     shape: tuple[Any, ...] | None = None
-    for batch in read_batches(store, entry, ROUTES, ["sample_id", *_SHAPE, *held]):
+    for batch in _batches(store, entry, file, ["sample_id", *_SHAPE, *held]):
         part = slice(start, start + batch.num_rows)
         if batch["sample_id"].to_pylist() != ids[part]:
             raise broken(file, f"has routes of other samples than its capture, after row {start}")
@@ -124,6 +125,19 @@ def routed_rows(store: Store, entry: Entry, names: Sequence[str]) -> Iterator[Ro
         start += batch.num_rows
     if start != len(ids):
         raise broken(file, f"has routes of {start} samples, expected {len(ids)}")
+
+
+def _batches(
+    store: Store, entry: Entry, file: DataFile, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """The rows in bounded pieces, none of which is taken unverified."""
+    stored = [ROUTES[one] for one in columns if one in file.columns]
+    if file.digest and decoded_bytes(file, stored) > WHOLE_LIMIT_BYTES:
+        with OpenFile(store, file, ROUTES, columns=(), every_byte=True):
+            pass  # its bytes are those that were sealed; a piece of a column has no digest
+        yield from read_batches(store, entry, ROUTES, columns)
+    else:
+        yield from read_columns(store, entry, ROUTES, columns).to_batches()
 
 
 def _shapes(batch: pa.RecordBatch) -> set[tuple[Any, ...]]:

@@ -10,9 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.routed import EXPERTS, healthy, record_routes
-from trajreplay import Lake
-from trajreplay.query.experts import route_problems
+from trajreplay import DatasetError, Lake
+from trajreplay.query import datafile, scanning
+from trajreplay.query.experts import captured, route_problems, routed_rows
 from trajreplay.query.experts.captured import Choices, RoutedRows
+from trajreplay.schema.lakefile import open_lake
+from trajreplay.writer import parquet
 
 Routes = list[np.ndarray[Any, Any]]
 
@@ -162,3 +165,30 @@ def test_routes_that_are_not_those_captured_are_refused(tmp_path: Path) -> None:
     (cohort,) = lake.replay().cohorts
     assert cohort.verdict == "refused"
     assert "its bytes changed" in str(cohort.refusal)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_no_piece_of_a_large_capture_is_taken_unverified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
+    lake = Lake.create(tmp_path / "lake")
+    monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 2)
+    entry = record_routes(lake, {"experts": healthy([200] * 5)}, [200] * 5)
+    if not at_once:
+        for module in (captured, scanning, datafile):
+            monkeypatch.setattr(module, "WHOLE_LIMIT_BYTES", 100)
+        monkeypatch.setattr(datafile, "_SMALL_BYTES", 100)
+    store = open_lake(lake.path)
+    pieces = list(routed_rows(store, entry, ["experts"]))
+    assert len(pieces) == 3
+    assert [one.start for one in pieces] == [0, 2, 4]
+    whole = np.concatenate([piece.choices["experts"].values for piece in pieces])
+    assert np.array_equal(whole, np.concatenate(healthy([200] * 5)))
+    path = Path(lake.path) / entry.files[1].path
+    content = path.read_bytes()
+    for position in range(4, len(content), len(content) // 40):
+        changed = bytearray(content)
+        changed[position] ^= 1
+        path.write_bytes(bytes(changed))
+        with pytest.raises(DatasetError):
+            list(routed_rows(store, entry, ["experts"]))
