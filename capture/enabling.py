@@ -59,6 +59,9 @@ def enable(
     parallel: ParallelCoordinates | None = None,
     producer: ProducerInfo | None = None,
     records: bool | None = None,
+    group: Any = None,
+    alone: bool = False,
+    shared: bool = True,
 ) -> Recorder:
     """Capture from now on. Where torch.distributed is initialised, every rank calls it.
 
@@ -76,6 +79,9 @@ def enable(
         producer: The program that captures.
         records: Whether this rank has something to record; by default where it is the first of
             its tensor-parallel group, since the others hold copies.
+        group: The process group that records, where it is not all processes; they call it.
+        alone: Whether this process is the only one that records, and asks no others.
+        shared: Whether it becomes the recorder of this process, in the place of the one before.
 
     Returns:
         The recorder; one that does nothing where this rank records nothing, or where the lake
@@ -100,16 +106,17 @@ def enable(
             expected_ranks=expected_ranks,
             attempt=switches.attempt if attempt is None else attempt,
             resume_rollout_id=resume_rollout_id,
+            group=group,
+            alone=alone,
         )
     except (CaptureError, DatasetError, OSError) as error:
         if switches.strict:
             raise
         warn(f"nothing is captured: {error}")
-        return _set(_DISABLED)
-    if not mine:
-        return _set(_DISABLED)
-    return _set(
-        LiveRecorder(
+        mine = False
+    found = _DISABLED
+    if mine:
+        found = LiveRecorder(
             switches,
             place,
             settings=settings,
@@ -117,7 +124,7 @@ def enable(
             step_stages=step_stages,
             identity={"parallel": parallel, "producer": producer},
         )
-    )
+    return _set(found) if shared else found
 
 
 def _set(chosen: Recorder) -> Recorder:

@@ -38,6 +38,8 @@ def agree(
     expected_ranks: Sequence[int] | None = None,
     attempt: int | None = None,
     resume_rollout_id: int | None = None,
+    group: Any = None,
+    alone: bool = False,
 ) -> Place:
     """Make the lake where it is missing, reserve the attempt, and learn who records.
 
@@ -51,32 +53,35 @@ def agree(
         expected_ranks: The ranks that record; those that say so if omitted.
         attempt: The attempt; the next of the run if omitted.
         resume_rollout_id: The first rollout that is not taken from the attempt before.
+        group: The process group that agrees; all processes if omitted.
+        alone: Whether this process asks no others, whatever torch.distributed is used for.
 
     Raises:
         CaptureError: Several processes run and cannot agree, or the lake cannot be written.
         TrajReplayError: The lake or its record of attempts is refused.
     """
-    group = _group()
-    if group is None:
+    ranks_of = None if alone else _distributed()
+    if ranks_of is None:
         place = rank if rank is not None else _lone_rank(expected_ranks, attempt)
         ranks = tuple(expected_ranks) if expected_ranks is not None else (place,)
         number, resumed = _reserve(lake, run_id, attempt, resume_rollout_id)
         return Place(place, ranks, number, resumed)
-    mine = group.get_rank() if rank is None else check_count("rank", rank)
-    answers: list[Any] = [None] * group.get_world_size()
-    group.all_gather_object(answers, mine if records else None)
+    mine = ranks_of.get_rank() if rank is None else check_count("rank", rank)
+    answers: list[Any] = [None] * ranks_of.get_world_size(group)
+    ranks_of.all_gather_object(answers, mine if records else None, group=group)
     found: list[Any] = [None]
-    if group.get_rank() == 0:
+    if ranks_of.get_rank(group) == 0:
         try:
             found = [_reserve(lake, run_id, attempt, resume_rollout_id)]
         except (TrajReplayError, OSError) as error:
             found = [str(error)]
-    group.broadcast_object_list(found, src=0)
+    source = 0 if group is None else ranks_of.get_global_rank(group, 0)
+    ranks_of.broadcast_object_list(found, src=source, group=group)
     if isinstance(found[0], str):
         raise CaptureError(f"rank 0 could not reserve an attempt of run {run_id!r}: {found[0]}")
     recording = [one for one in answers if one is not None]
-    ranks = tuple(expected_ranks) if expected_ranks is not None else tuple(sorted(recording))
-    return Place(mine, ranks, *found[0])
+    agreed = tuple(expected_ranks) if expected_ranks is not None else tuple(sorted(recording))
+    return Place(mine, agreed, *found[0])
 
 
 def _reserve(
@@ -96,7 +101,7 @@ def _reserve(
     return record.attempt, record.resumed_from
 
 
-def _group() -> Any:
+def _distributed() -> Any:
     """torch.distributed where it is in use by several processes; torch is never loaded here."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_available():

@@ -1,0 +1,194 @@
+"""The arithmetic of verl, read from its own configuration where that is passed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trajreplay.schema.contracts import StageContract
+from trajreplay.schema.settings import Settings
+from trajreplay.schema.settings.profiles import profile, with_changes
+
+_CLAMP = (-20.0, 20.0)
+_CAPPED = 20.0  # of the ratio in dppo, where the configuration says nothing
+# What each mode of its aggregation is here; what it divides by is told with each loss.
+_AGGREGATIONS = {
+    "token-mean": "token-mean",
+    "token-sum": "token-mean",
+    "seq-mean-token-sum": "seq-mean-token-sum",
+    "seq-mean-token-sum-norm": "seq-mean-token-sum",
+    "seq-mean-token-mean": "seq-mean-token-mean",
+}
+_CENTRED = {"reward.divide_by_std": False}
+_WHITE = {"advantage.whiten": "cohort"}
+_TOKENS = {
+    "reward.grouping": "none",
+    "advantage.reward_source": "token",
+    "advantage.masking": "carry",
+}
+# What each estimator changes of the profile of verl.
+_ESTIMATORS: dict[str, dict[str, Any]] = {
+    "gae": {**_TOKENS, **_WHITE, "advantage.estimator": "gae"},
+    "grpo": {},
+    "grpo_passk": {"reward.rule": "pass@k"},
+    "grpo_vectorized": {},
+    "opo": {**_CENTRED, "reward.baseline": "length-weighted"},
+    "reinforce_plus_plus": {**_TOKENS, **_WHITE, "advantage.estimator": "reinforce++"},
+    "reinforce_plus_plus_baseline": {
+        **_CENTRED,
+        **_WHITE,
+        "advantage.estimator": "reinforce++-baseline",
+    },
+    "rloo": {**_CENTRED, "reward.baseline": "leave-one-out"},
+    "rloo_vectorized": {**_CENTRED, "reward.baseline": "leave-one-out", "reward.lone": "zero"},
+}
+BY_TOKEN = ("gae", "reinforce_plus_plus")  # which take the rewards of tokens as they are
+WHITENED = ("reinforce_plus_plus_baseline",)  # whose advantages do not show what was whitened
+
+
+def loss_settings(name: str, mode: str, config: Any) -> Settings:
+    """The policy loss that a registered function computes.
+
+    Args:
+        name: Its name in the registry.
+        mode: `loss_agg_mode`.
+        config: verl's ActorConfig.
+    """
+    low, high = config.clip_ratio_low, config.clip_ratio_high
+    general = {
+        "loss.eps_clip": float(config.clip_ratio if low is None else low),
+        "loss.eps_clip_high": float(config.clip_ratio if high is None else high),
+        "loss.aggregation": _AGGREGATIONS.get(_mode(name, mode), "token-mean"),
+        "loss.denominator_rows": "with-tokens",
+        "loss.dual_clip": None,
+        "loss.log_ratio_clamp": _CLAMP,
+        "loss.use_kl_loss": False,  # what is recorded is the part without
+        "loss.tis": False,
+        "loss.opsm": False,
+        "loss.opd": False,
+        "loss.per_token": _mode(name, mode).startswith("token"),
+    }
+    special = _LOSSES[name](config) if name in _LOSSES else {}
+    return with_changes(profile("verl").settings, general | special)
+
+
+def loss_contract(name: str, mode: str, weighted: bool) -> StageContract:
+    """What is claimed of that loss."""
+    reasons = {
+        f"loss_mode is {name!r}": name not in _LOSSES,
+        f"loss_agg_mode is {mode!r}": _mode(name, mode) not in _AGGREGATIONS,
+        "losses are weighted by rollout_is_weights": weighted,
+    }
+    reason = next((one for one, holds in reasons.items() if holds), "")
+    if reason:
+        return StageContract("loss.policy", "recorded-only", reason=reason)
+    return StageContract("loss.policy", scalars=("loss", "pg_loss"))
+
+
+def loss_meaning(name: str, mode: str, config: Any, width: int) -> dict[str, Any]:
+    """How that loss of a micro-batch was reduced, scaled and divided.
+
+    Args:
+        name: Its name in the registry.
+        mode: `loss_agg_mode`.
+        config: verl's ActorConfig.
+        width: Tokens that its samples are padded to.
+    """
+    told: Mapping[str, Any] = config.global_batch_info
+    mode, scale = _mode(name, mode), float(told.get("dp_size") or 1)
+    if mode == "token-sum":
+        return {"reduction": "sum", "scale": scale}
+    if mode == "seq-mean-token-sum-norm":
+        scale = scale / float(told.get("loss_scale_factor") or width)
+    counted = "batch_num_tokens" if mode == "token-mean" else "global_batch_size"
+    meaning = {"reduction": "mean", "scale": scale}
+    if (given := told.get(counted)) is not None:
+        meaning["denominator"] = float(given)
+    return meaning
+
+
+def _mode(name: str, mode: str) -> str:
+    """Sapo adds up in its own way, whatever is asked for."""
+    return "seq-mean-token-mean" if name == "sapo" else mode
+
+
+def _dppo(measure: str) -> Callable[[Any], dict[str, Any]]:
+    return lambda config: {
+        "loss.surrogate": "dppo",
+        "loss.dppo_form": "log-prob",
+        "loss.dppo_measure": measure,
+        "loss.dppo_ratio_cap": float(config.get("clip_ratio_c", _CAPPED)),
+    }
+
+
+_LOSSES: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "vanilla": lambda config: {"loss.dual_clip": float(config.get("clip_ratio_c", 3.0))},
+    "cispo": lambda config: {"loss.surrogate": "cispo"},
+    "dppo_kl": _dppo("binary-kl"),
+    "dppo_tv": _dppo("difference"),
+    "dro": lambda config: {
+        "loss.surrogate": "dro",
+        "loss.dro_beta": float(config.policy_loss.dro_beta),
+        "loss.log_ratio_clamp": None,
+    },
+    "gpg": lambda config: {"loss.surrogate": "reinforce", "loss.log_ratio_clamp": None},
+    "gspo": lambda config: {
+        "loss.ratio": "sequence-mean",
+        "loss.log_ratio_clamp": None,
+        "loss.sequence_log_ratio_clamp": (-math.inf, 10.0),
+    },
+    "sapo": lambda config: {
+        "loss.surrogate": "sapo",
+        "loss.sapo_tau_pos": float(config.tau_pos),
+        "loss.sapo_tau_neg": float(config.tau_neg),
+    },
+    "kl_cov": lambda config: {
+        "loss.surrogate": "kl-cov",
+        "loss.log_ratio_clamp": None,
+        "loss.kl_cov_fraction": float(config.policy_loss.kl_cov_ratio),
+        "loss.kl_cov_coef": float(config.policy_loss.ppo_kl_coef),
+    },
+}
+
+
+def advantage_settings(name: str, given: Mapping[str, Any]) -> Settings:
+    """The estimator of a name in the registry.
+
+    Args:
+        name: Its name.
+        given: What it was called with, by name.
+    """
+    changes = dict(_ESTIMATORS.get(name, {}))
+    config = given.get("config")
+    for field, key in (("advantage.gamma", "gamma"), ("advantage.lam", "lam")):
+        value = given.get(key, getattr(config, key, None))
+        if value is not None and name in BY_TOKEN:
+            changes[field] = float(value)
+    if name.startswith("grpo"):
+        changes["reward.epsilon"] = float(given.get("epsilon", 1e-6))
+        changes["reward.divide_by_std"] = bool(given.get("norm_adv_by_std_in_grpo", True))
+    return with_changes(profile("verl").settings, {"reward.grouping": "group", **changes})
+
+
+def advantage_stages(name: str, shows_rewards: bool) -> list[StageContract]:
+    """What is claimed of a rollout.
+
+    Args:
+        name: The estimator.
+        shows_rewards: Whether each sample has trained tokens, of which one shows its reward.
+    """
+    reason = "" if name in _ESTIMATORS else f"adv_estimator is {name!r}"
+    hidden = "" if shows_rewards else "a sample without trained tokens shows no reward"
+    if name in WHITENED:
+        reason = "advantages that were whitened show no reward"
+    return [
+        StageContract("sample"),
+        StageContract("reward.raw"),
+        _contract("reward.post_process", reason or hidden),
+        _contract("advantage.estimate", reason),
+    ]
+
+
+def _contract(stage: str, reason: str) -> StageContract:
+    return StageContract(stage, "recorded-only", reason=reason) if reason else StageContract(stage)
