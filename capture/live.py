@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from trajreplay.capture.copies import Copier, Slots
+from trajreplay.capture.guarded import Guarded, guarded
 from trajreplay.capture.heartbeat import Beat, Heartbeats, problem_of_end
 from trajreplay.capture.outlet import Outlet
 from trajreplay.capture.pending import Pending
 from trajreplay.capture.reasons import reason_of
-from trajreplay.capture.recorder import Recorder
 from trajreplay.schema.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -26,20 +24,7 @@ Level = Literal["rollout", "step"]
 Stages = Sequence["str | StageContract"]
 
 
-def _guarded(method: Callable[..., None]) -> Callable[..., None]:
-    """Keep whatever goes wrong in a method from the trainer that calls it."""
-
-    @functools.wraps(method)
-    def call(self: LiveRecorder, *args: Any, **kwargs: Any) -> None:
-        try:
-            method(self, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - a training never fails for its recorder
-            self.failed(method.__name__, error)
-
-    return call
-
-
-class LiveRecorder(Recorder):
+class LiveRecorder(Guarded):
     """Records; see `Recorder`.
 
     Args:
@@ -64,6 +49,7 @@ class LiveRecorder(Recorder):
     ) -> None:
         self.attempt = place.attempt
         self._settings, self._strict = settings, switches.strict
+        self._gradients = switches.gradients
         self._stages: dict[Level, Stages] = {"rollout": rollout_stages, "step": step_stages}
         self._open: dict[Level, Pending | None] = {}
         self._routing: Mapping[str, Any] = {}
@@ -87,7 +73,7 @@ class LiveRecorder(Recorder):
         self._heartbeats = Heartbeats(self._outlet.take_events)
         atexit.register(self._at_exit)  # after that of the outlet, so that it is called before
 
-    @_guarded
+    @guarded
     def describe_routes(
         self, num_experts: int | None = None, layer_numbers: Sequence[int] | None = None
     ) -> None:
@@ -95,12 +81,12 @@ class LiveRecorder(Recorder):
         numbers = None if layer_numbers is None else tuple(layer_numbers)
         self._routing = {"num_experts": num_experts, "layer_numbers": numbers}
 
-    @_guarded
+    @guarded
     def begin_rollout(self, rollout_id: int, **options: Any) -> None:
         """As of `Recorder`."""
         self._begin("rollout", rollout_id, None, **options)
 
-    @_guarded
+    @guarded
     def begin_step(self, rollout_id: int, step_id: int, **options: Any) -> None:
         """As of `Recorder`."""
         self._beat = Beat(rollout_id, step_id)
@@ -132,7 +118,7 @@ class LiveRecorder(Recorder):
             rollout_id, step_id, options, copier, held=fate == "held", routing=self._routing
         )
 
-    @_guarded
+    @guarded
     def record(
         self,
         samples: Sequence[SampleRecord],
@@ -144,14 +130,14 @@ class LiveRecorder(Recorder):
         if (pending := self._recording("rollout")) is not None:
             pending.append(samples, columns, origins)
 
-    @_guarded
+    @guarded
     def record_policy_loss(
         self, micro_batch: int | None, samples: Sequence[SampleRecord], **given: Any
     ) -> None:
         """As of `Recorder`."""
         self._micro_batch("loss.policy", micro_batch, samples, **given)
 
-    @_guarded
+    @guarded
     def record_value_loss(
         self, micro_batch: int | None, samples: Sequence[SampleRecord], **given: Any
     ) -> None:
@@ -178,8 +164,10 @@ class LiveRecorder(Recorder):
             pending.micro_batch(
                 micro_batch, stage, samples, columns, origins, scalars or {}, meaning
             )
+            if self._gradients and stage == "loss.policy" and micro_batch is not None:
+                pending.watch(micro_batch, columns.get("log_probs"))
 
-    @_guarded
+    @guarded
     def record_scalars(
         self, stage: str, scalars: Mapping[str, Any], *, scope: str = "rank", **meaning: Any
     ) -> None:
@@ -197,12 +185,12 @@ class LiveRecorder(Recorder):
         pending = self._open[level]
         return None if pending is None or pending.problems else pending
 
-    @_guarded
+    @guarded
     def end_rollout(self) -> None:
         """As of `Recorder`."""
         self._end("rollout")
 
-    @_guarded
+    @guarded
     def end_step(self, **scalars: float) -> None:
         """As of `Recorder`."""
         pending = self._end("step")
@@ -216,10 +204,17 @@ class LiveRecorder(Recorder):
         if level not in self._open:
             raise CaptureError(f"a {level} ends, and none was begun")
         if (pending := self._open.pop(level)) is not None:
+            blind = pending.settle()
+            if blind and self._gradients and level == "step":
+                self._outlet.background.warn(
+                    "gradients",
+                    f"{pending}: no gradient is recorded of {blind} micro-batches: their log_probs "
+                    "are in no graph; hand over the tensor that the loss is computed from",
+                )
             self._outlet.take(pending)
         return pending
 
-    @_guarded
+    @guarded
     def drop(self, reason: str) -> None:
         """As of `Recorder`."""
         for pending in self._open.values():
@@ -228,42 +223,10 @@ class LiveRecorder(Recorder):
                 self._outlet.take(pending)
         self._open.clear()
 
-    @_guarded
+    @guarded
     def promote(self, reason: str) -> None:
         """As of `Recorder`."""
         self._outlet.promote(reason)
-
-    @contextmanager
-    def guard(self, where: str) -> Iterator[None]:
-        """As of `Recorder`."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001 - as of a guarded method
-            self.failed(where, error)
-
-    @contextmanager
-    def rollout(self, rollout_id: int, **options: Any) -> Iterator[None]:
-        """As of `Recorder`."""
-        self.begin_rollout(rollout_id, **options)
-        with self._dropping("rollout"):
-            yield
-        self.end_rollout()
-
-    @contextmanager
-    def step(self, rollout_id: int, step_id: int, **options: Any) -> Iterator[None]:
-        """As of `Recorder`."""
-        self.begin_step(rollout_id, step_id, **options)
-        with self._dropping("step"):
-            yield
-        self.end_step()
-
-    @contextmanager
-    def _dropping(self, level: Level) -> Iterator[None]:
-        try:
-            yield
-        except BaseException as error:
-            self.drop(f"the {level} ended with {reason_of(error)}")
-            raise
 
     def failed(self, where: str, error: Exception) -> None:
         """Give up what was being recorded, and warn once; raise where that is asked for."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from trajreplay.capture.copies import Block, Copier
+from trajreplay.capture.witness import Witness
 from trajreplay.schema.errors import CaptureError, listed
 from trajreplay.schema.records import SampleRecord
-from trajreplay.schema.tables import EXPERT_LISTS, length_column
+from trajreplay.schema.tables import EXPERT_LISTS, GRADIENTS, length_column
 
 if TYPE_CHECKING:
     from trajreplay.writer import CaptureBuilder
@@ -46,6 +47,7 @@ class Pending:
     _scalars: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     _batches: dict[int, tuple[int, list[str]]] = field(default_factory=dict)
     _losses: set[tuple[int, str]] = field(default_factory=set)
+    _witnesses: dict[int, Witness] = field(default_factory=dict)
 
     def __str__(self) -> str:
         step = "" if self.step_id is None else f" step {self.step_id}"
@@ -150,6 +152,30 @@ class Pending:
         if values:
             told = {"scope": "micro_batch", "reduction": "mean", **meaning}
             self._scalars.append((stage, {**values, **told, "micro_batch_id": name}))
+
+    def watch(self, index: int, log_probs: Any) -> None:
+        """Record what is propagated back to the log-probs of a micro-batch, once it is.
+
+        Args:
+            index: The micro-batch, recorded before.
+            log_probs: Its log-probs; a forward pass without a graph is repeated with one, or not.
+        """
+        if index not in self._witnesses:
+            at, ids = self._batches[index]
+            lengths = [one.response_length for one in self._samples[at : at + len(ids)]]
+            witness = Witness(self.copier, log_probs, lengths)
+            if witness.in_graph:
+                self._witnesses[index] = witness
+
+    def settle(self) -> int:
+        """Take what was propagated back until now; what comes later is not looked at.
+
+        Returns:
+            How many micro-batches had log-probs in no graph.
+        """
+        for index, witness in self._witnesses.items():
+            self._keep(self._batches[index][0], {GRADIENTS: witness.ended()})
+        return len(self._batches) - len(self._witnesses)
 
     def scalars(self, stage: str, scalars: Mapping[str, Any], meaning: Mapping[str, Any]) -> None:
         """Note scalars of the whole rank or cohort."""

@@ -39,6 +39,8 @@ class Switches:
             written when a trigger fires; 0 for none.
         ring_bytes: Most that they take, and rollouts whose consumer is not known yet. Bytes.
         triggers: When they are written.
+        gradients: Also record what is propagated back to each log-probability of a policy loss. A
+            step then ends after its last backward pass.
         strict: Raise what would only be warned of. For tests, never for production.
         attempt: The attempt, where whoever started the job reserved one, as certify does.
     """
@@ -53,6 +55,7 @@ class Switches:
     keep_last: int = 0
     ring_bytes: int = 1 << 28
     triggers: Triggers = field(default_factory=Triggers)
+    gradients: bool = False
     strict: bool = False
     attempt: int | None = None
 
@@ -190,6 +193,7 @@ _READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "KEEP_LAST": ("keep_last", _count),
     "RING_BYTES": ("ring_bytes", _bytes),
     "TRIGGERS": ("triggers", Triggers),
+    "GRADIENTS": ("gradients", _flag),
     "STRICT": ("strict", _flag),
 }
 

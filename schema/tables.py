@@ -173,6 +173,14 @@ _SAMPLE = (
     _tokens("old_values", "Critic's value before the update.", "input", ""),
 )
 
+GRADIENTS = "log_prob_gradients"
+_WITNESS = _tokens(
+    GRADIENTS,
+    "Derivative of the loss by each current log-probability, as it was propagated back.",
+    "input",
+    "1/nat",
+)
+
 _STEP_KEY = (_RUN, _ATTEMPT, _ROLLOUT, _STEP, _RANK, _ROW)
 
 ROLLOUTS = Table(
@@ -184,7 +192,7 @@ ROLLOUTS = Table(
 STEPS = Table(
     "steps",
     ("run_id", "attempt", "rollout_id", "step_id", "rank", "row"),
-    (*_STEP_KEY, *_SOURCE, *_IDENTITY, *_PROVENANCE, *_TEXT, *_SAMPLE),
+    (*_STEP_KEY, *_SOURCE, *_IDENTITY, *_PROVENANCE, *_TEXT, *_SAMPLE, _WITNESS),
     "One sample as consumed by an optimizer step.",
 )
 

@@ -14,6 +14,7 @@ from trajreplay.stages.block import Block
 from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.compare import Compared, Look, compare_elements, compare_scalar
 from trajreplay.stages.coverage import POLICY, judge_coverage, name_unstated_terms
+from trajreplay.stages.gradients import judge_gradients
 from trajreplay.stages.kernels import scatter_sum_error
 from trajreplay.stages.outputs import (
     Recorded,
@@ -63,6 +64,8 @@ def _replay(block: Block, stage: str) -> None:
         _name_uncompared(cohort, stage, found, isolated)
         start, stop = block.packed.sample_bounds[index : index + 2]
         judge_coverage(cohort, stage, found, isolated.denominators, torch.arange(start, stop))
+    if stage == POLICY:
+        judge_gradients(block, outputs, isolated)
 
 
 def _name_uncompared(

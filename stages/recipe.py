@@ -10,7 +10,7 @@ from trajreplay.schema.contracts import CONTRACT_VERSION, STAGE_NAMES, V1_STAGES
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.identity import ParallelCoordinates
 from trajreplay.schema.settings import Settings
-from trajreplay.schema.tables import OWN_LENGTH, SAMPLE_TABLES
+from trajreplay.schema.tables import GRADIENTS, OWN_LENGTH, SAMPLE_TABLES
 from trajreplay.stages.capability import Ability, ability, reused_ability
 from trajreplay.stages.contract_checks import CHECKED
 from trajreplay.stages.plugins import Plugin
@@ -131,6 +131,7 @@ class Recipes:
         twins = TWINS if has_source and "sample" in abilities else ()
         optional = [*_OPTIONAL, *twins] if "advantage.estimate" in abilities else [*twins]
         optional += ("group_size",) if "reward.post_process" in abilities else ()
+        optional += (GRADIENTS,) if "loss.policy" in abilities and kind == "step" else ()
         optional += PLACING[-2:]
         in_streams = widest.context_size > 1 or "context_size" in held
         if in_streams and lead.settings.layout.context == "all-gather":

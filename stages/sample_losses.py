@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from itertools import product
 
@@ -204,6 +205,35 @@ class SampleLosses:
     def _by_mean(self) -> bool:
         """Whether a sample enters with its mean over tokens, not with its sum."""
         return self._settings.aggregation == "seq-mean-token-mean"
+
+    @cached_property
+    def token_shares(self) -> Tensor:
+        """(N,) float64. What a term at a token adds to what its sample enters totals with."""
+        summed = self._weighted(self._tokens.summed)
+        if not self._by_mean:
+            return summed
+        divisors = self.means["pg_loss"].denominator if self._shared is None else self._shared
+        return summed / divisors.repeat_interleave(self._offsets.diff())
+
+    def gradients(self, moved: float = 0.0) -> dict[str, Tensor]:
+        """(N,) float64 by term. Its derivative by the log-probability of its own token.
+
+        Args:
+            moved: How far the bounds of the loss are moved.
+        """
+        log_probs = self._columns["log_probs"].double().clone().requires_grad_()
+        columns, settings = {**self._columns, "log_probs": log_probs}, self._moved(moved, 0.0)
+        if settings.ratio == "one":  # the current ones themselves, without their gradient
+            columns["old_log_probs"] = log_probs.detach()
+            settings = replace(settings, ratio="token", old_source="old")
+        given = LossInputs(columns, self._mask, self._offsets, self._micro_batches, self._cohorts)
+        terms = policy_terms(settings, given).terms
+        coefs = {"pg_loss": 1.0, "kl_loss": settings.kl_loss_coef}
+        return {
+            name: coef * torch.autograd.grad(terms[name].sum(), log_probs, retain_graph=True)[0]
+            for name, coef in coefs.items()
+            if name in terms
+        }
 
     @cached_property
     def _stacked(self) -> Tensor:

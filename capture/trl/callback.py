@@ -76,7 +76,19 @@ class TrajReplayCallback:
         )
         if self._recorder.enabled:
             texts = any(self.switches.redaction.get(one, "drop") != "drop" for one in _TEXTS)
-            self._hooks = Hooks(trainer, self._recorder, first_rollout=first, texts=texts)
+            self._hooks = Hooks(
+                trainer,
+                self._recorder,
+                first_rollout=first,
+                texts=texts,
+                gradients=self.switches.gradients,
+            )
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """End a step whose gradients were waited for."""
+        if self._hooks is not None:
+            with self._recorder.guard("step"):
+                self._hooks.end_step_if_done()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write what is left, and leave the trainer as it was."""

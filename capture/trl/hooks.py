@@ -45,15 +45,23 @@ class Hooks:
         recorder: Where to.
         first_rollout: Number of the next generation.
         texts: Whether texts are handed over to the redaction policy.
+        gradients: Whether a step ends only with the trainer's own, after its last backward pass.
 
     Attributes:
         steps: Optimizer steps begun.
     """
 
     def __init__(
-        self, trainer: Any, recorder: Recorder, *, first_rollout: int = 0, texts: bool = False
+        self,
+        trainer: Any,
+        recorder: Recorder,
+        *,
+        first_rollout: int = 0,
+        texts: bool = False,
+        gradients: bool = False,
     ) -> None:
         self._trainer, self._recorder, self._texts = trainer, recorder, texts
+        self._gradients = gradients
         self._next_rollout = first_rollout
         self._generations: dict[int, Generation] = {}
         self._versions: dict[int, int] = {}
@@ -120,7 +128,7 @@ class Hooks:
         return loss
 
     def _record_generation(self, output: dict[str, Any]) -> None:
-        self._end_step_if_done()
+        self.end_step_if_done()
         rollout_id, self._next_rollout = self._next_rollout, self._next_rollout + 1
         scored, self._scored = self._scored, None
         if scored is None:
@@ -190,7 +198,8 @@ class Hooks:
         )
         self._log_probs = self._entropy = None
         self._step = at, index + 1
-        self._end_step_if_done()
+        if not self._gradients:
+            self.end_step_if_done()
 
     def _begin_step(self, at: int, rollout_id: int, inputs: dict[str, Any]) -> None:
         """A step is numbered within the rollout whose samples it takes first."""
@@ -210,7 +219,8 @@ class Hooks:
         self._step = at, 0
         self.steps += 1
 
-    def _end_step_if_done(self) -> None:
+    def end_step_if_done(self) -> None:
+        """End the step whose micro-batches all had their loss."""
         size = int(self._trainer.current_gradient_accumulation_steps)
         if self._step is not None and self._step[1] >= size:
             self._end_step()

@@ -113,7 +113,7 @@ def _ppo_clip(settings: LossSettings, tokens: _Tokens) -> dict[str, Tensor]:
 def _cispo(settings: LossSettings, tokens: _Tokens) -> dict[str, Tensor]:
     found = cispo_loss(
         tokens.log_probs,
-        tokens.ratio,
+        tokens.ratio.detach(),  # a weight, which nothing is propagated back through
         tokens.advantages,
         eps_clip=settings.eps_clip,
         eps_clip_high=settings.eps_clip_high,
@@ -154,7 +154,7 @@ def _dppo(settings: LossSettings, tokens: _Tokens) -> dict[str, Tensor]:
     cap = torch.inf if settings.dppo_ratio_cap is None else settings.dppo_ratio_cap
     weighted = cispo_loss(
         tokens.log_probs,
-        tokens.ratio,
+        tokens.ratio.detach(),
         settings.dppo_adv_tau * tokens.advantages,
         bounds="upper-absolute",
         eps_clip_high=cap,

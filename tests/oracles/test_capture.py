@@ -186,6 +186,24 @@ def test_advantages_of_the_registry_are_captured_and_replayed(
     assert found["advantage.estimate"] == "pass"
 
 
+WATCHED = ("vanilla", "cispo", "dppo_kl", "dppo_tv", "dro", "gpg", "sapo")
+
+
+@pytest.mark.parametrize("name", WATCHED)
+def test_gradients_of_verl_are_those_of_the_replay(verl: Verl, tmp_path: Path, name: str) -> None:
+    plain = train(verl, loss=name)
+    lake = tmp_path / "lake"
+    install(Switches(lake=str(lake), run_id="r", strict=True, gradients=True))
+    watched = train(verl, loss=name)
+    uninstall()
+    assert watched.equal(plain)
+    report = Lake.open(lake).replay(run="r")
+    assert report.verdict == "pass"
+    told = [one for cohort in report.cohorts for one in cohort.findings if one.check == "gradient"]
+    assert [one.message for one in told if one.severity != "info"] == []
+    assert len(told) == ROLLOUTS * STEPS
+
+
 def test_a_training_is_the_same_to_the_bit_with_and_without(verl: Verl, tmp_path: Path) -> None:
     plain = train(verl)
     install(Switches(lake=str(tmp_path / "lake"), run_id="r"))

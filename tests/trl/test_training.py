@@ -108,6 +108,29 @@ def test_a_training_replays_and_its_parameters_are_the_same_bits(
     assert max(one.max_abs_error or 0.0 for one in losses) < 5e-7
 
 
+GRADIENTS: dict[str, dict[str, Any]] = {
+    "on policy": {"loss_type": "grpo"},
+    **{name: {"loss_type": name, "num_iterations": 2} for name in ("dapo", "cispo", "sapo")},
+    "with plain kl": {"loss_type": "grpo", "use_bias_correction_kl": False, **KL},
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_of_a_training_are_those_of_the_replay(
+    model: Path, tmp_path: Path, name: str
+) -> None:
+    plain, _ = train(model, tmp_path / "out", GRADIENTS[name], None)
+    watching = switches(tmp_path, gradients=True)
+    captured, _ = train(model, tmp_path / "out", GRADIENTS[name], watching)
+    assert captured == plain
+    report = replayed(tmp_path)
+    assert report.verdict == "pass", report.to_json()
+    told = [one for cohort in report.cohorts for one in cohort.findings if one.check == "gradient"]
+    assert [one.message for one in told if one.severity != "info"] == []
+    assert len(told) == PLAIN["max_steps"]
+    assert all("are those of the recorded loss" in one.message for one in told)
+
+
 @pytest.mark.parametrize("name", SHOWN)
 def test_what_no_setting_describes_is_recorded_and_says_why(
     model: Path, tmp_path: Path, name: str

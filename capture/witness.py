@@ -1,0 +1,57 @@
+"""The gradient witness of one micro-batch: what is propagated back to its log-probabilities."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from trajreplay.capture.copies import Block, Copier
+from trajreplay.schema.tables import GRADIENTS
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Witness:
+    """Looks at gradients as they pass, and changes none.
+
+    Args:
+        copier: Makes the copies.
+        log_probs: A tensor of the micro-batch, or one for each sample.
+        lengths: Tokens of each sample.
+    """
+
+    def __init__(self, copier: Copier, log_probs: Any, lengths: Sequence[int]) -> None:
+        self._copier, self._lengths = copier, lengths
+        self._whole = getattr(log_probs, "ndim", None) is not None
+        tensors = [log_probs] if self._whole else list(log_probs or ())
+        self.in_graph = any(getattr(one, "requires_grad", False) for one in tensors)
+        self._given: dict[int, torch.Tensor] = {}
+        self._handles = [
+            one.register_hook(functools.partial(self._take, place))
+            for place, one in enumerate(tensors)
+            if getattr(one, "requires_grad", False)
+        ]
+
+    def _take(self, place: int, gradient: torch.Tensor) -> None:
+        """Keep one gradient; a second one, of another loss, is added to it as torch does."""
+        import torch
+
+        with torch.no_grad():
+            if place in self._given:
+                self._given[place] += gradient
+            else:
+                self._given[place] = gradient.detach().clone()
+
+    def ended(self) -> Block:
+        """What came: 0 where nothing did."""
+        for one in self._handles:
+            one.remove()
+        if self._whole and 0 in self._given:
+            return self._copier.block(GRADIENTS, self._given[0], self._lengths)
+        rows = [
+            self._given[place] if place in self._given and not self._whole else [0.0] * length
+            for place, length in enumerate(self._lengths)
+        ]
+        return self._copier.block(GRADIENTS, rows, self._lengths)

@@ -1,0 +1,193 @@
+"""The gradient witness: a loss of the right value whose gradient is wrong or missing is found."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.recorded import switched
+from trajreplay import Lake, SampleRecord, Settings, StageContract, capture, profile, with_changes
+from trajreplay.capture import CaptureWarning
+from trajreplay.stages.report import Report
+
+FAULT_CASES = Path(__file__).parents[1] / "cases" / "fault_cases.json"
+SAMPLES, TOKENS = 4, 5
+LENGTHS = [5, 3, 1, 4]
+KL = 0.25
+STAGES = ("sample", StageContract("loss.policy", scalars=("loss",)))
+SETTINGS: Settings = with_changes(
+    profile("verl").settings,
+    {
+        "loss.kl_loss_coef": KL,
+        "loss.kl_loss_estimator": "k3",
+        "loss.kl_loss_clamp": None,
+        "loss.use_kl_loss": True,
+        "loss.entropy_coef": 0.0,
+    },
+)
+
+
+def clipped(log_probs: Tensor, old: Tensor, advantages: Tensor) -> Tensor:
+    ratio = (log_probs - old).exp()
+    plain, bounded = -ratio * advantages, -ratio.clamp(0.8, 1.2) * advantages
+    worst = torch.maximum(plain, bounded)
+    return torch.where(advantages < 0, torch.minimum(worst, -3.0 * advantages), worst)
+
+
+def k3(log_probs: Tensor, ref: Tensor) -> Tensor:
+    return (ref - log_probs).exp() - (ref - log_probs) - 1.0
+
+
+Terms = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def healthy(log_probs: Tensor, old: Tensor, ref: Tensor, advantages: Tensor) -> Tensor:
+    return clipped(log_probs, old, advantages) + KL * k3(log_probs, ref)
+
+
+FAULTS: dict[str, Terms] = {
+    "the KL has no gradient": lambda new, old, ref, adv: (
+        clipped(new, old, adv) + KL * k3(new.detach(), ref)
+    ),
+    "only the KL has one": lambda new, old, ref, adv: (
+        clipped(new.detach(), old, adv) + KL * k3(new, ref)
+    ),
+    "none at all": lambda new, old, ref, adv: healthy(new.detach(), old, ref, adv) + 0.0 * new,
+    "it is turned round": lambda new, old, ref, adv: (
+        2.0 * healthy(new, old, ref, adv).detach() - healthy(new, old, ref, adv)
+    ),
+    "one token is cut off": lambda new, old, ref, adv: healthy(
+        torch.cat([new[:1].detach(), new[1:]]), old, ref, adv
+    ),
+    "advantages are within the graph": lambda new, old, ref, adv: healthy(
+        new, old, ref, adv + new - new.detach()
+    ),
+}
+
+
+def train(lake: Lake, terms: Terms, *, form: str = "padded", scaled: float = 1.0) -> Tensor:
+    """One step of two micro-batches, captured; returns the gradients as torch has them."""
+    torch.manual_seed(0)
+    recorder = capture.enable(switched(lake, gradients=True), settings=SETTINGS, step_stages=STAGES)
+    old, ref = -torch.rand(SAMPLES, TOKENS), -torch.rand(SAMPLES, TOKENS)
+    weights = (old + 0.4 * torch.randn(SAMPLES, TOKENS)).requires_grad_()
+    advantages = torch.randn(SAMPLES, TOKENS)
+    mask = torch.arange(TOKENS) < torch.tensor(LENGTHS)[:, None]
+    with recorder.step(0, 0):
+        for index in range(2):
+            rows = slice(2 * index, 2 * index + 2)
+            new = -weights[rows].abs()
+            given: Any = new
+            if form != "padded":
+                given = [new[row, : LENGTHS[2 * index + row]] for row in range(2)]
+                new = torch.nn.utils.rnn.pad_sequence(given, batch_first=True)
+                new = torch.nn.functional.pad(new, (0, TOKENS - new.shape[1]), value=-1.0)
+            found = terms(new.flatten(), *(one[rows].flatten() for one in (old, ref, advantages)))
+            loss = (found * mask[rows].flatten()).sum() / mask[rows].sum()
+            lengths = list(enumerate(LENGTHS[rows]))
+            held = {
+                "loss_mask": mask.byte(),
+                "old_log_probs": old,
+                "ref_log_probs": ref,
+                "advantages": advantages,
+            }
+            columns: dict[str, Any] = {
+                name: [one[2 * index + row, :n] for row, n in lengths] for name, one in held.items()
+            }
+            recorder.record_policy_loss(
+                index,
+                [SampleRecord(f"s-{2 * index + row}", n, n, ()) for row, n in lengths],
+                scalars={"loss": loss},
+                log_probs=given,
+                **columns,
+            )
+            (scaled * loss).backward()  # type: ignore[no-untyped-call]
+    recorder.close()
+    assert weights.grad is not None
+    return weights.grad
+
+
+def told(report: Report) -> list[tuple[str, str]]:
+    (cohort,) = report.cohorts
+    return [(one.severity, one.message) for one in cohort.findings if one.check == "gradient"]
+
+
+@pytest.mark.parametrize("scaled", [1.0, 1024.0])
+@pytest.mark.parametrize("form", ["padded", "list"])
+def test_gradients_of_a_healthy_loss_are_those_of_the_replay(
+    lake: Lake, form: str, scaled: float
+) -> None:
+    train(lake, healthy, form=form, scaled=scaled)
+    report = lake.replay()
+    ((severity, message),) = told(report)
+    assert (report.verdict, severity) == ("pass", "info")
+    assert message.endswith(
+        "13 tokens are those of the recorded loss" + " times 1024" * (scaled > 1)
+    )
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_gradient_that_is_not_that_of_the_loss_is_found(lake: Lake, name: str) -> None:
+    train(lake, FAULTS[name])
+    report = lake.replay()
+    assert report.first_divergent_stage == "loss.policy"
+    ((severity, _),) = told(report)
+    assert severity == "error"
+    (stage,) = [one for one in report.cohorts[0].stages if one.stage == "loss.policy"]
+    assert stage.mismatches == 0  # every value is right
+
+
+def test_what_is_watched_trains_as_it_did(lake: Lake, tmp_path: Any) -> None:
+    watched = train(lake, healthy)
+    other = Lake.create(tmp_path / "other")
+    again = train(other, healthy, scaled=1.0)
+    assert watched.equal(again)
+
+
+@pytest.mark.parametrize("side", ["right", "wrong"])
+def test_a_kl_without_gradient_has_the_right_value_and_is_found(lake: Lake, side: str) -> None:
+    (case,) = [one for one in json.loads(FAULT_CASES.read_text()) if one["id"] == "K-062"]
+    given, token = case["inputs"], case["inputs"]["token"]
+    logits = torch.tensor(given["policy_logits"], requires_grad=True)
+    ref = torch.tensor(given["ref_logits"]).log_softmax(0)[token].view(1, 1)
+    new = logits.log_softmax(0)[token].view(1, 1)
+    settings = with_changes(SETTINGS, {"loss.kl_loss_coef": case["config"]["coef"]})
+    recorder = capture.enable(switched(lake, gradients=True), settings=settings, step_stages=STAGES)
+    with recorder.step(0, 0):
+        none = torch.zeros(1, 1)
+        kl = k3(new if side == "right" else new.detach(), ref)
+        loss = (clipped(new, new.detach(), none) + kl).sum()
+        recorder.record_policy_loss(
+            0,
+            [SampleRecord("s-0", 1, 1, [1])],
+            scalars={"loss": loss},
+            log_probs=new,
+            old_log_probs=new.detach(),
+            advantages=none,
+            ref_log_probs=ref,
+        )
+        loss.backward()  # type: ignore[no-untyped-call]
+    recorder.close()
+    assert loss.item() == pytest.approx(case[side]["kl"], abs=case["tol"])
+    assert logits.grad is not None
+    assert logits.grad.tolist() == pytest.approx(case[side]["grad_logits"], abs=case["tol"])
+    report = lake.replay()
+    assert report.verdict == {"right": "pass", "wrong": "diverged"}[side]
+    assert report.first_divergent_stage == {"right": None, "wrong": "loss.policy"}[side]
+
+
+def test_log_probs_without_a_graph_are_warned_of_and_the_capture_stays(lake: Lake) -> None:
+    recorder = capture.enable(
+        switched(lake, gradients=True), settings=SETTINGS, step_stages=["sample"]
+    )
+    recorder.begin_step(0, 0)
+    samples = [SampleRecord("s-0", 2, 2, [1, 1])]
+    recorder.record_policy_loss(0, samples, log_probs=torch.ones(1, 2))
+    with pytest.warns(CaptureWarning, match="no gradient is recorded of 1 micro-batches"):
+        recorder.end_step()
+    recorder.close()
+    assert lake.replay().verdict == "pass"
