@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import os
 import sys
 import threading
@@ -139,8 +140,9 @@ class Background:
             self._changed.notify_all()
         if not done:
             done = self.flush(_GRACE_S)
-        # One that the end of the interpreter finds at work may end the process with an abort.
         self._thread.join(_GRACE_S if done else 0.0)
+        if self._thread.is_alive():
+            atexit.register(leave_alone, self._thread)
         return done
 
     def _at_exit(self) -> None:
@@ -152,6 +154,7 @@ class Background:
                 f"trajreplay: {left} captures were not written to {self._lake} within "
                 f"{waited:.0f} s, nor could that be noted there\n"
             )
+        leave_alone(self._thread)
 
     def _run(self) -> None:
         with contextlib.suppress(OSError, AttributeError):  # where threads have no priority
@@ -211,6 +214,19 @@ class Background:
         if kind not in self._warned:
             self._warned.add(kind)
             warn(message)
+
+
+def leave_alone(thread: threading.Thread) -> None:
+    """Have the process end without the destructors of native libraries, if a thread works on.
+
+    They run once the interpreter has ended, and take from a thread that is in native code what it
+    uses, which ends the process with an abort. With glibc the process leaves before them, with
+    the status that it has; elsewhere nothing is changed.
+    """
+    if thread.is_alive():
+        with contextlib.suppress(OSError, AttributeError):
+            libc = ctypes.CDLL(None)
+            libc.on_exit(libc._exit, None)  # what is registered last is called first
 
 
 def warn(message: str) -> None:

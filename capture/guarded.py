@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from trajreplay.capture.reasons import reason_of
 from trajreplay.capture.recorder import Recorder
+
+_TOLD = (
+    *("begin_rollout", "record", "end_rollout", "begin_step", "end_step"),
+    *("record_policy_loss", "record_value_loss", "record_scalars"),
+)
 
 
 def guarded(method: Callable[..., None]) -> Callable[..., None]:
@@ -22,6 +28,17 @@ def guarded(method: Callable[..., None]) -> Callable[..., None]:
             self.failed(method.__name__, error)
 
     return call
+
+
+def uncompiled(recorder: Recorder) -> None:
+    """Have torch.compile leave the calls of a recorder as they are, and compile around them.
+
+    Done once, and not before a program compiles something: loading what compiles takes a second.
+    """
+    if "torch._dynamo" in sys.modules and "record" not in vars(recorder):
+        torch = sys.modules["torch"]
+        for name in _TOLD:
+            setattr(recorder, name, torch.compiler.disable(getattr(recorder, name)))
 
 
 class Guarded(Recorder):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from trajreplay.capture.copies import Copier, Slots
-from trajreplay.capture.guarded import Guarded, guarded
+from trajreplay.capture.guarded import Guarded, guarded, uncompiled
 from trajreplay.capture.heartbeat import Beat, Heartbeats, problem_of_end
 from trajreplay.capture.outlet import Outlet
 from trajreplay.capture.pending import Pending
@@ -102,6 +102,7 @@ class LiveRecorder(Guarded):
         stages: Stages | None = None,
         cohort_size: int | None = None,
     ) -> None:
+        uncompiled(self)
         if (before := self._open.pop(level, None)) is not None:
             before.problems.append(f"it was not ended when {level} {rollout_id} began")
             self._outlet.take(before)

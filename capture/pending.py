@@ -173,9 +173,13 @@ class Pending:
         Returns:
             How many micro-batches had log-probs in no graph.
         """
+        blind = len(self._batches) - len(self._witnesses)
         for index, witness in self._witnesses.items():
-            self._keep(self._batches[index][0], {GRADIENTS: witness.ended()})
-        return len(self._batches) - len(self._witnesses)
+            block = witness.ended()
+            blind += not witness.in_graph
+            if witness.in_graph:
+                self._keep(self._batches[index][0], {GRADIENTS: block})
+        return blind
 
     def scalars(self, stage: str, scalars: Mapping[str, Any], meaning: Mapping[str, Any]) -> None:
         """Note scalars of the whole rank or cohort."""

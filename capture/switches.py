@@ -61,7 +61,7 @@ class Switches:
 
     def __post_init__(self) -> None:
         check_id("run_id", self.run_id)
-        Redaction(self.redaction)
+        Redaction(self.redaction).check_key()
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Switches | None:
@@ -167,9 +167,11 @@ def _redaction(text: str) -> dict[str, str]:
     for part in filter(None, (one.strip() for one in text.split(","))):
         name, separator, rule = part.partition("=")
         if not separator or name in rules:
-            raise ValueError("rules such as prompt=hash,response=truncate:64, one for each field")
+            raise ValueError(
+                "rules such as prompt=keyed-hash,response=truncate:64, one for each field"
+            )
         rules[name] = rule
-    Redaction(rules)
+    Redaction(rules).check_key()
     return rules
 
 

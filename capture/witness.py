@@ -34,10 +34,13 @@ class Witness:
             if getattr(one, "requires_grad", False)
         ]
 
-    def _take(self, place: int, gradient: torch.Tensor) -> None:
+    def _take(self, place: int, gradient: torch.Tensor | None) -> None:
         """Keep one gradient; a second one, of another loss, is added to it as torch does."""
         import torch
 
+        if gradient is None:  # of a compiled loss, which takes log-probs of its own further
+            self.in_graph = False
+            return
         with torch.no_grad():
             if place in self._given:
                 self._given[place] += gradient

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from trajreplay.schema import exact
 from trajreplay.schema.canonical import dump_signed, load_signed
@@ -21,6 +23,8 @@ class AttemptRecord:
         resumed_from: The earlier attempt and the first rollout that is not taken from it.
         scheduler: The batch system that ran it, empty if none was seen.
         job_id: Its job there.
+        restarts: How often the batch system and the launcher had started it before, by the
+            variables that say so.
     """
 
     run_id: str
@@ -29,11 +33,15 @@ class AttemptRecord:
     resumed_from: ResumePoint | None = None
     scheduler: str = ""
     job_id: str = ""
+    restarts: Mapping[str, int] = field(default_factory=dict)
 
 
 def dump_attempt(record: AttemptRecord) -> bytes:
     """The record as the bytes of its file."""
-    tree = vars(record) | {"resumed_from": record.resumed_from and list(record.resumed_from)}
+    tree = vars(record) | {
+        "resumed_from": record.resumed_from and list(record.resumed_from),
+        "restarts": dict(record.restarts),
+    }
     return dump_signed(tree)
 
 
@@ -54,6 +62,7 @@ def load_attempt(data: bytes, path: str) -> AttemptRecord:
             None if resumed is None else ResumePoint(*map(exact.whole, exact.array(resumed))),
             exact.text(tree["scheduler"]),
             exact.text(tree["job_id"]),
+            _restarts(tree.get("restarts", {})),  # of a record made before they were noted
         )
     except (KeyError, TypeError, ValueError) as error:
         raise DatasetError(f"{path}: no attempt record: {error!r}", path=path) from error
@@ -65,3 +74,9 @@ def load_attempt(data: bytes, path: str) -> AttemptRecord:
             path=path,
         )
     return record
+
+
+def _restarts(found: Any) -> dict[str, int]:
+    if not isinstance(found, dict):
+        raise TypeError(f"restarts are {found!r}")
+    return {exact.text(name): exact.whole(count) for name, count in found.items()}

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trajreplay.schema.errors import SchemaError
 
 TEXT_FIELDS = ("prompt", "response", "label", "tool_output", "path", "endpoint")
-_HASH_PREFIX = "sha256:"
+_PREFIXES = {"hash": "sha256:", "keyed-hash": "hmac-sha256:"}
+KEY = "TRAJREPLAY_REDACTION_KEY"  # the variable that holds it; what it holds is stored nowhere
+_KEY_BYTES = 16  # at least
 _TRUNCATE_DEFAULT = 64
 
 
@@ -44,7 +48,10 @@ def tolerance_of(dtype: str) -> Tolerance:
 
 
 class Redaction:
-    """What may be kept of each text field: hash, truncate[:N] or drop; drop where nothing is said.
+    """What may be kept of each text field: hash, keyed-hash, truncate[:N] or drop, if not said.
+
+    Texts that can be guessed are found again by their plain hash. That of `keyed-hash` is made with
+    a secret of the environment, and equal texts are then equal to whoever has none.
 
     >>> Redaction({"prompt": "truncate:3"}).apply("prompt", "hello")
     'hel'
@@ -64,9 +71,23 @@ class Redaction:
         if text is None:
             return None
         action, limit = _parse(name, self.rules.get(name, "drop"))
-        if action == "hash":
-            return _HASH_PREFIX + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        if action in _PREFIXES:
+            data = text.encode("utf-8", "surrogatepass")
+            if action == "keyed-hash":
+                digest = hmac.digest(_key(), data, "sha256").hex()
+            else:
+                digest = hashlib.sha256(data).hexdigest()
+            return _PREFIXES[action] + digest
         return text[:limit] if action == "truncate" else None
+
+    def check_key(self) -> None:
+        """Refuse a keyed hash without a key, before there is anything to hash.
+
+        Raises:
+            SchemaError: A rule needs the key, and the environment has none, or a short one.
+        """
+        if any(_parse(name, rule)[0] == "keyed-hash" for name, rule in self.rules.items()):
+            _key()
 
     def tightens(self, other: Redaction, name: str) -> bool:
         """Whether it can be applied to what `other` left of a field, and keeps no more of it."""
@@ -84,7 +105,7 @@ class Redaction:
             return "was dropped by the redaction policy of the capture"
         if stored is None:
             return ""
-        if action == "hash":
+        if action in _PREFIXES:
             return "was replaced by its hash by the redaction policy of the capture"
         return f"may have been cut by the redaction policy {rule}" * (len(stored) >= limit)
 
@@ -97,18 +118,31 @@ class Redaction:
             return "is stored, though the policy drops it"
         if action == "truncate":
             return f"has {len(stored)} characters, expected at most {limit}" * (len(stored) > limit)
-        digest = stored.removeprefix(_HASH_PREFIX)
+        prefix = _PREFIXES[action]
+        digest = stored.removeprefix(prefix)
         hexadecimal = len(digest) == 64 and not set(digest) - set("0123456789abcdef")
-        is_hash = stored.startswith(_HASH_PREFIX) and hexadecimal
-        return "" if is_hash else "is plain text, though the policy says hash"
+        is_hash = stored.startswith(prefix) and hexadecimal
+        return "" if is_hash else f"is plain text, though the policy says {action}"
+
+
+def _key() -> bytes:
+    key = os.environ.get(KEY, "").encode("utf-8", "surrogateescape")
+    if len(key) < _KEY_BYTES:
+        raise SchemaError(
+            f"redaction says keyed-hash and {KEY} has {len(key)} bytes, expected at least "
+            f"{_KEY_BYTES}",
+            hint="Set it to a secret, the same in all processes of a run; it is never stored.",
+        )
+    return key
 
 
 def _parse(name: str, rule: str) -> tuple[str, int]:
     action, _, number = rule.partition(":")
     if action == "truncate" and (not number or (number.isascii() and number.isdigit())):
         return action, int(number) if number else _TRUNCATE_DEFAULT
-    if action in ("hash", "drop") and not number:
+    if action in (*_PREFIXES, "drop") and not number:
         return action, 0
     raise SchemaError(
-        f"redaction of {name} is {rule!r}, expected hash, drop, truncate or truncate:CHARACTERS"
+        f"redaction of {name} is {rule!r}, expected hash, keyed-hash, drop, truncate or "
+        "truncate:CHARACTERS"
     )

@@ -13,6 +13,7 @@ from trajreplay.schema.layout import ATTEMPTS, attempt_path, run_of_attempt
 from trajreplay.schema.store import Store, now_us
 
 _SCHEDULERS = {"slurm": "SLURM_JOB_ID", "lsf": "LSB_JOBID", "pbs": "PBS_JOBID"}
+_RESTARTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 
 
 def reserve_attempt(
@@ -33,8 +34,7 @@ def reserve_attempt(
     path = attempt_path(run_id, attempt)
     if not store.exists(path):
         _refuse_twin(store, run_id)
-        scheduler, job_id = _job()
-        record = AttemptRecord(run_id, attempt, now_us(), resumed_from, scheduler, job_id)
+        record = AttemptRecord(run_id, attempt, now_us(), resumed_from, *_job(), _restarts())
         if store.publish_if_absent(path, dump_attempt(record)):
             return record
     record = load_attempt(store.read(path, MAX_BYTES), path)
@@ -74,8 +74,7 @@ def reserve_next_attempt(
         if attempt and resume_rollout_id is not None:
             resumed = ResumePoint(attempt - 1, resume_rollout_id)
         _check_resume(attempt, resumed)
-        scheduler, job_id = _job()
-        record = AttemptRecord(run_id, attempt, now_us(), resumed, scheduler, job_id)
+        record = AttemptRecord(run_id, attempt, now_us(), resumed, *_job(), _restarts())
         if store.publish_if_absent(attempt_path(run_id, attempt), dump_attempt(record)):
             return record
         attempt += 1  # another job of the run was faster
@@ -115,6 +114,16 @@ def _job() -> tuple[str, str]:
         if job := os.environ.get(variable):
             return scheduler, job
     return "", ""
+
+
+def _restarts() -> dict[str, int]:
+    """How often this was started before, as the batch system and the launcher count."""
+    found = {name: os.environ.get(name, "") for name in _RESTARTS}
+    return {
+        name: int(count)
+        for name, count in found.items()
+        if count.isascii() and count.isdigit() and len(count) < 10
+    }
 
 
 def _told(point: ResumePoint | None) -> str:

@@ -76,6 +76,7 @@ class CaptureBuilder:
         self._table = SAMPLE_TABLES[kind]
         self._short_form = isinstance(settings, RecomputeConfig)
         self._redaction = Redaction(redaction)
+        self._redaction.check_key()
         self._resumed_from = None if resumed_from is None else ResumePoint(*resumed_from)
         self._draft = make_draft(
             self.key,

@@ -45,7 +45,7 @@ def copy_capture(
     rules = _tightened(entry, redaction or {})
     contents = {file.path: _verified(source, file) for file in entry.files}
     if rules != dict(entry.redaction) and entry.files:
-        return _rewritten(target, replace(entry, redaction=rules), contents)
+        return _rewritten(target, entry, rules, contents)
     for path, content in contents.items():
         if not target.exists(path):
             _place(target, path, content)
@@ -88,11 +88,15 @@ def _place(store: Store, path: str, content: bytes) -> None:
         remove_if_there(aside)
 
 
-def _rewritten(target: Store, entry: Entry, contents: Mapping[str, bytes]) -> Entry:
+def _rewritten(
+    target: Store, entry: Entry, rules: Mapping[str, str], contents: Mapping[str, bytes]
+) -> Entry:
     """Commit a capture with less text; every other column has to keep its digest."""
-    redaction = Redaction(entry.redaction)
+    # What is a hash already is not hashed again.
+    changed = {name: rule for name, rule in rules.items() if entry.redaction.get(name) != rule}
+    redaction = Redaction(changed)
     tables = [_redacted(file, contents[file.path], redaction) for file in entry.files]
-    copied = commit_rows(target, entry, *tables)
+    copied = commit_rows(target, replace(entry, redaction=rules), *tables)
     for file, copy in zip(entry.files, copied.files, strict=True):
         kept = {one.name for one in TABLES[file.table].columns if one.role != "text"}
         for name in kept & set(file.columns):
@@ -107,7 +111,7 @@ def _redacted(file: DataFile, content: bytes, redaction: Redaction) -> TableRows
     rows = pq.read_table(pa.BufferReader(content)).slice(file.first_row, file.rows)
     columns = {name: rows[name].combine_chunks().cast(table[name].type) for name in file.columns}
     for one in table.having("text"):
-        if one.name in columns:
+        if one.name in columns and one.name in redaction.rules:
             texts = [redaction.apply(one.name, text) for text in columns[one.name].to_pylist()]
             columns[one.name] = pa.array(texts, pa.string())
     columns = {name: one for name, one in columns.items() if one.null_count < len(one)}

@@ -158,6 +158,48 @@ def test_no_thread_is_left_for_the_end_of_the_interpreter(lake: Lake) -> None:
     assert all(one.name != THREAD for one in threading.enumerate())
 
 
+HANGING = """
+import atexit, sys, threading, time
+import pyarrow as pa
+import pyarrow.parquet as pq
+from trajreplay.capture.background import leave_alone
+
+def write():
+    table = pa.table({"a": pa.array(range(1_000_000), pa.float64())})
+    started.set()
+    while True:
+        pq.write_table(table, pa.BufferOutputStream())
+
+class Late:
+    sleep = staticmethod(time.sleep)
+
+    def __del__(self):
+        self.sleep(0.5)
+
+started, late = threading.Event(), Late()
+thread = threading.Thread(target=write, daemon=True)
+thread.start()
+started.wait()
+atexit.register(leave_alone, thread)
+print("the last line")
+sys.exit(7)
+"""
+
+
+def test_a_write_that_goes_on_for_ever_does_not_change_how_a_program_ends() -> None:
+    for _ in range(3):
+        command = [sys.executable, "-c", HANGING]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (7, "the last line\n", "")
+
+
+def test_a_program_whose_lake_hangs_ends_with_its_own_code(lake: Lake, plain: str) -> None:
+    done = program(lake, "hang")
+    assert (done.returncode, done.stdout) == (5, plain)
+    assert "captures were not written" in done.stderr
+    assert [one.status for one in captured(lake)] == []
+
+
 def test_an_exception_in_a_hook_is_not_the_training_s(lake: Lake, plain: str) -> None:
     recorder = recording(lake.path)
 

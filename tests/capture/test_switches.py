@@ -36,6 +36,7 @@ def test_every_switch_is_read() -> None:
         KEEP_LAST="3",
         RING_BYTES="1G",
         TRIGGERS="nonfinite,loss>5",
+        GRADIENTS="1",
         STRICT="true",
     ) == Switches(
         lake="lake",
@@ -48,6 +49,7 @@ def test_every_switch_is_read() -> None:
         keep_last=3,
         ring_bytes=1 << 30,
         triggers=Triggers("nonfinite,loss>5"),
+        gradients=True,
         strict=True,
     )
 
@@ -86,6 +88,7 @@ def test_a_run_without_a_name_is_called_after_its_job(variable: str, scheduler: 
         ("ROLLOUTS", "one"),
         ("REDACTION", "prompt"),
         ("REDACTION", "prompt=hash,prompt=drop"),
+        ("REDACTION", "prompt=keyed-hash"),  # without a key
         ("REDACTION", "password=hash"),
         ("REDACTION", "prompt=encrypt"),
         ("QUEUE_BYTES", "-1"),

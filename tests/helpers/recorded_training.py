@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable
 
@@ -122,13 +123,20 @@ BETWEEN: dict[str, Callable[[int], None]] = {"kill": kill, "crash": crash}
 
 
 def main(lake: str, fault: str) -> None:
-    """Train with a lake of small files only, or until killed, or as a flight recorder."""
+    """Train with a lake that fails in some way, or until killed, or as a flight recorder."""
     warnings.simplefilter("ignore")
-    recorder = recording(lake, keep_last=2 if fault == "crash" else 0)
+    hangs = fault == "hang"
+    recorder = recording(
+        lake, keep_last=2 if fault == "crash" else 0, close_s=0.0 if hangs else 20.0
+    )
+    if hangs:  # as a mount does whose server is gone
+        os.fsync = lambda fd: time.sleep(120.0)
     if fault == "disk-full":
         resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
     found = learn(recorder, BETWEEN.get(fault, lambda step: None))
     sys.stdout.write(found)
+    if hangs:
+        sys.exit(5)
 
 
 if __name__ == "__main__":

@@ -33,12 +33,20 @@ def test_a_record_comes_back(run_id: str, attempt: int, point: ResumePoint | Non
         ("resumed_from", [0, -1]),
         ("run_id", 7),
         ("job_id", None),
+        ("restarts", ["SLURM_RESTART_COUNT"]),
+        ("restarts", {"SLURM_RESTART_COUNT": "2"}),
     ],
 )
 def test_a_field_of_another_type_is_refused(name: str, value: Any) -> None:
     tree = load_signed(dump_attempt(RECORD), PATH) | {name: value}
     with pytest.raises(DatasetError, match="no attempt record"):
         load_attempt(dump_signed(tree), PATH)
+
+
+def test_a_record_of_before_restarts_were_noted_has_none() -> None:
+    tree = load_signed(dump_attempt(RECORD), PATH)
+    del tree["restarts"]
+    assert load_attempt(dump_signed(tree), PATH) == RECORD
 
 
 def test_a_renamed_record_is_refused() -> None:

@@ -20,11 +20,14 @@ def test_an_attempt_is_recorded_when_its_first_capture_starts(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "a secret")
     record(lake, attempt=1, resumed_from=(0, 12))
     path = attempt_path("r", 1)
     found = load_attempt((Path(lake.path) / path).read_bytes(), path)
     assert found.resumed_from == ResumePoint(0, 12)
     assert (found.scheduler, found.job_id) == ("slurm", "4711")
+    assert found.restarts == {"SLURM_RESTART_COUNT": 2}
     assert found.started_us > 0
 
 

@@ -12,9 +12,11 @@ from tests.helpers.captures import data_files, entries_of, read_rows, record, sa
 from trajreplay import CaptureError, Lake, ParallelCoordinates, SchemaError, Settings
 from trajreplay.schema.contracts import StageContract
 from trajreplay.schema.entry import Output
-from trajreplay.schema.policy import Tolerance
+from trajreplay.schema.lakefile import open_lake
+from trajreplay.schema.policy import KEY, Tolerance
 from trajreplay.schema.recompute import RecomputeConfig
 from trajreplay.writer import CaptureBuilder
+from trajreplay.writer.copying import copy_capture
 
 
 @pytest.fixture
@@ -251,6 +253,46 @@ def test_what_the_capture_says_of_itself_is_in_its_entry(lake: Lake) -> None:
     rows = read_rows(lake, entry)
     assert rows["prompt"][0].as_py().startswith("sha256:")
     assert "response" not in rows.column_names
+
+
+SECRET = "a key that is nobody else's"
+
+
+def test_a_keyed_hash_needs_the_key_and_does_not_keep_it(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes = []
+    rules = {"prompt": "keyed-hash", "response": "hash"}
+    for number, key in enumerate([SECRET, SECRET, SECRET[::-1]]):
+        monkeypatch.setenv(KEY, key)
+        with start(lake, rollout_id=number, redaction=rules) as capture:
+            capture.samples([sample(prompt="yes", response="yes")])
+        rows = read_rows(lake, next(e for e in entries_of(lake) if e.key.rollout_id == number))
+        hashes.append(rows["prompt"][0].as_py())
+    assert hashes[0] == hashes[1] != hashes[2]
+    assert all(one.startswith("hmac-sha256:") for one in hashes)
+    assert lake.validate().ok
+    for file in Path(lake.path).rglob("*"):
+        assert not file.is_file() or SECRET.encode() not in file.read_bytes()
+    monkeypatch.setenv(KEY, "short")
+    with pytest.raises(SchemaError, match="has 5 bytes, expected at least 16"):
+        start(lake, rollout_id=9, redaction=rules)
+
+
+def test_a_copy_that_drops_one_text_keeps_the_hash_of_another(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY, SECRET)
+    rules = {"prompt": "keyed-hash", "response": "hash", "label": "truncate:3"}
+    with start(lake, redaction=rules) as capture:
+        capture.samples([sample(prompt="yes", response="yes", label="yes")])
+    (entry,) = verify(lake)
+    other = Lake.create(tmp_path / "other")
+    copied = copy_capture(open_lake(lake.path), open_lake(other.path), entry, {"label": "drop"})
+    before, after = read_rows(lake, entry), read_rows(other, copied)
+    assert after["prompt"] == before["prompt"]
+    assert after["response"] == before["response"]
+    assert "label" not in after.column_names
 
 
 def test_a_scalar_of_the_short_form_is_a_sum_over_its_rank(lake: Lake) -> None:
