@@ -80,13 +80,17 @@ def _compared(left: str, right: str) -> list[dict[str, Any]]:
     from trajreplay.schema.settings import differences
     from trajreplay.stages.compose.example import worked_number
 
-    mine, theirs = profile_settings(left), profile_settings(right)
-    found = differences(mine, theirs)
+    own, theirs = profile_settings(left), profile_settings(right)
+    found = differences(own, theirs)
     rows = []
     for name, (one, other) in found.items():
         section = name.partition(".")[0]
+        mine = own
+        if name != "reward.lone":  # which alone may make the example NaN
+            mine = with_changes(own, {"reward.lone": "zero"})
         # Alone a correction lacks its bounds, or a KL in the reward its estimator.
-        attempts = ({name: other}, {label: pair[1] for label, pair in found.items()})
+        others = {label: pair[1] for label, pair in found.items() if label != "reward.lone"}
+        attempts = ({name: other}, {**others, name: other})
         numbers = (worked_number(with_changes(mine, one), section) for one in attempts)
         changed = next((one for one in numbers if one is not None), None)
         row = {"setting": name, left: _text(one), right: _text(other)}

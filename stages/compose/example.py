@@ -22,10 +22,11 @@ from trajreplay.stages.compose.rewards import RewardInputs, processed_rewards, s
 from trajreplay.stages.compose.surrogates import LossInputs
 from trajreplay.stages.kernels import proximal_log_probs, segment_sum, seq_mean_token_mean
 
-# Five samples: a group of four and a lone one, whose reward is large; the second is truncated.
-_REWARDS = [1.0, 0.0, 0.0, 0.5, 12.0]
-_LENGTHS = [2, 3, 1, 2, 1]
-_GROUPS = [0, 0, 0, 0, 1]
+# Five samples: a group of four and, among them, a lone one whose reward is large; the third is
+# truncated, and all are of one micro-batch.
+_REWARDS = [1.0, 12.0, 0.0, 0.0, 0.5]
+_LENGTHS = [3, 1, 2, 1, 2]
+_GROUPS = [0, 1, 0, 0, 0]
 _COLUMNS = {
     "log_probs": [-0.9, -1.5, -0.3, -2.2, -0.7, -1.0, -0.4, -6.0, -0.2],
     "old_log_probs": [-1.2, -1.0, -0.4, -2.0, -2.2, -1.0, -0.5, -6.1, -0.2],
@@ -36,20 +37,21 @@ _COLUMNS = {
     "token_rewards": [0.0, 1.0, 0.25, 0.0, -0.25, 0.0, 0.0, 0.5, 12.0],
     "entropy": [1.0, 1.5, 0.5, 2.0, 0.8, 1.2, 0.6, 2.5, 0.4],
     "advantages": [1.0, 1.0, -1.0, -1.0, -1.0, -1.0, 0.5, 0.5, 0.0],
-    "values": [0.5, 1.5, -0.2, 0.1, 0.3, 0.2, 0.9, 0.4, 0.1],
+    "values": [0.9, 1.5, -0.2, 0.1, 0.3, 0.2, 0.9, 0.4, 0.1],
     "old_values": [0.4, 0.9, 0.3, 0.1, 0.2, 0.2, 0.2, 0.4, 0.1],
     "returns": [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.5, 0.5, 12.0],
 }
-_TRUNCATED = [False, True, False, False, False]
-_GREEDY = [0.5, 0.5, 0.5, 0.5, 10.0]
-_KEPT = [0.25, 0.25, 0.75, 0.75, 8.0]
-_TURNS = [1, 3, 2, 2, 1]
-_TOTALS = [5, 5, 4, 6, 3]
-_AGENTS = [0, 0, 1, 1, 2]  # of the group of four, two each
+_HELD = (*_COLUMNS, "micro_batch_id")
+_TRUNCATED = [False, False, True, False, False]
+_GREEDY = [0.5, 10.0, 0.5, 0.5, 0.5]
+_KEPT = [0.25, 8.0, 0.25, 0.75, 0.75]
+_TURNS = [1, 1, 3, 2, 2]
+_TOTALS = [5, 3, 5, 4, 6]
+_AGENTS = [0, 2, 0, 1, 1]  # of the group of four, two each
 _FAULTS = [0, 0, 0, 0, 1, 0, 0, 2, 0]
 _VERSIONS, _CURRENT = [3, 3, 5, 5, 2, 2, 4, 3, 5], 6
-_LAST = [0.6, 0.2, 0.1, 0.5, 9.0]
-_MASK = [1, 1, 1, 0, 1, 1, 1, 1, 1]
+_LAST = [0.6, 9.0, 0.2, 0.1, 0.5]
+_MASK = [1, 1, 1, 1, 1, 0, 1, 1, 1]
 N_SAMPLES_PER_PROMPT = 4
 
 
@@ -69,7 +71,7 @@ def worked_number(settings: Settings, section: str) -> float | None:
         changes = {"reward.n_samples_per_prompt": N_SAMPLES_PER_PROMPT}
         settings = with_changes(settings, changes)
     stage, number = _NUMBERS[section]
-    if ability(stage, settings, ParallelCoordinates(), tuple(_COLUMNS)).capability != "recompute":
+    if ability(stage, settings, ParallelCoordinates(), _HELD).capability != "recompute":
         return None
     try:
         return float(number(settings))
