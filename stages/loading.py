@@ -41,6 +41,7 @@ from trajreplay.stages.report import CohortReport, Finding
 from trajreplay.stages.shard_outputs import Part
 from trajreplay.stages.shards import is_dynamic, is_sharded, placed, whole_samples
 from trajreplay.stages.sources import NoSources, Source, Sources, fill_from_sources
+from trajreplay.stages.staleness import note_staleness
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,7 @@ def _load(
     note_copies(captures, report)
     note_unread_outputs(cohort)
     note_tolerances(cohort)
+    note_staleness(cohort)
     return cohort
 
 
