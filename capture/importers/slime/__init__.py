@@ -48,7 +48,7 @@ def _find(path: Path, kind: str) -> Iterator[Path]:
             by_rank.append(one)
         else:
             yield one
-    yield from rank_sets(iter(by_rank))
+    yield from rank_sets(by_rank)
     for root in roots:
         yield from _broken(root)
 

@@ -5,7 +5,8 @@ Source: slime/utils/train_dump_utils.py, 0.2 and 0.3; relax/utils/training/train
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,21 +90,67 @@ def _check_shard(one: Fields, shard: Shard) -> None:
 
 
 def rank_files(path: Path) -> list[Path]:
-    """The files of all ranks of the rollout that a file is of, the first rank first."""
+    """The files of all ranks of the rollout that a file is of, the first rank first.
+
+    Raises:
+        DatasetError: Two are of one rank.
+    """
+    mine = _place(path)
+    if mine is None:
+        raise DatasetError(f"{path} changed while it was read", path=str(path))
+    wanted = str(mine[2])  # a name without it could not be told from that of another rollout
+    ranks: dict[int, Path] = {}
+    for name in sorted(os.listdir(path.parent)):  # noqa: PTH208 - paths of all would take longer
+        one = path.parent / name if wanted in name else None
+        if one is None or not is_plain_file(one) or _place(one) != mine:
+            continue
+        if (rank := _rank(one)) in ranks:
+            raise DatasetError(
+                f"{one} and {ranks[rank].name} are both of rank {rank} of rollout {wanted}, "
+                "expected one file of each rank",
+                hint="Move the one away that is not of this training.",
+                path=str(one),
+            )
+        ranks[rank] = one
+    return [ranks[rank] for rank in sorted(ranks)]
+
+
+def rank_sets(paths: Sequence[Path]) -> Iterator[Path]:
+    """Of files by rank, the first of each rollout, which stands for all."""
+    if len(paths) == 1:  # perhaps one of several, of which it alone was named
+        yield _first(paths[0])
+        return
+    first: dict[tuple[Path, str, int] | None, Path] = {}
+    for one in paths:
+        place = _place(one)
+        if place not in first or _rank(one) < _rank(first[place]):
+            first[place] = one
+    yield from first.values()
+
+
+def _first(path: Path) -> Path:
+    try:
+        return rank_files(path)[0]
+    except DatasetError:
+        return path  # reading it says what is wrong
+
+
+def _place(path: Path) -> tuple[Path, str, int] | None:
+    """Which rollout of which folder a file by rank is of."""
     head = head_of(path)
     content = content_of(head)
-    assert head is not None
-    rollout_id = head.values["rollout_id"]
-    ranks: dict[int, Path] = {}
-    for one in sorted(path.parent.iterdir()):
-        if str(rollout_id) not in one.name or not is_plain_file(one):
-            continue
-        other = head_of(one)
-        if other is None or content_of(other) != content:
-            continue
-        if other.values["rollout_id"] == rollout_id:
-            ranks.setdefault(other.values["rank"], one)
-    return [one for _, one in sorted(ranks.items(), key=lambda item: str(item[0]).zfill(12))]
+    if head is None or content not in (BY_RANK, BY_SAMPLE):
+        return None
+    return path.parent, content, _whole(head.values["rollout_id"])
+
+
+def _rank(path: Path) -> int:
+    head = head_of(path)
+    return -1 if head is None else _whole(head.values.get("rank"))
+
+
+def _whole(value: object) -> int:
+    return value if type(value) is int else -1  # what it should be shows when it is read
 
 
 def read_by_rank(path: Path, options: ImportOptions) -> TrainDump:
@@ -113,7 +160,7 @@ def read_by_rank(path: Path, options: ImportOptions) -> TrainDump:
         DatasetError: A file is broken.
     """
     by_sample = content_of(head_of(path)) == BY_SAMPLE
-    shards, rollout_id = [], None
+    shards, rollout_id = [], 0
     for one in rank_files(path):
         dump = load_fields(one, options)
         rollout_id = dump.get("rollout_id", read.coordinate)
@@ -122,8 +169,6 @@ def read_by_rank(path: Path, options: ImportOptions) -> TrainDump:
         shards.append(
             _of_samples(dump, rank, where) if by_sample else _of_fields(dump, rank, where)
         )
-    if rollout_id is None:
-        raise DatasetError(f"{path} changed while it was read", path=str(path))
     return TrainDump(
         path,
         rollout_id,
@@ -195,14 +240,3 @@ def _indices(value: Any) -> list[int]:
     if min(found, default=0) < 0:
         raise ValueError("integers from 0 on")
     return found
-
-
-def rank_sets(paths: Iterator[Path]) -> Iterator[Path]:
-    """Of files by rank, the first of each rollout, which stands for all."""
-    seen: set[Path] = set()
-    for path in paths:
-        if path in seen:
-            continue
-        found = rank_files(path)
-        seen.update(found)
-        yield found[0]

@@ -264,6 +264,13 @@ def test_a_rank_of_the_older_format_that_is_missing_is_missed(tmp_path: Path) ->
     assert "hold the same samples are 0; 2, 3" in refusal(copied)[0]
 
 
+def test_two_files_of_one_rank_are_refused(tmp_path: Path) -> None:
+    folder = by_rank(tmp_path / "run") / "train_data"
+    (folder / "0_1.copy").write_bytes((folder / "0_1.pt").read_bytes())
+    for path in (folder, folder / "0_0.pt"):
+        assert "0_1.copy are both of rank 1 of rollout 0" in refusal(path)[0]
+
+
 def test_a_dump_without_a_schedule_says_that_its_steps_are_unknown(tmp_path: Path) -> None:
     folder = by_rank(tmp_path / "run", layout=False)
     with Lake.of_files(folder) as lake:
