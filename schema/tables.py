@@ -349,6 +349,7 @@ TABLES = {
 }
 SAMPLE_TABLES = {"rollout": ROLLOUTS, "step": STEPS}
 ROW_TABLES = SAMPLE_TABLES | {"events": EVENTS}  # what the rows of a capture of each kind are
+MAX_CHOICES = 1 << 20  # of one token: a thousand layers of a thousand experts
 EXPERT_LISTS = tuple(one.name for one in ROUTES.columns if one.type == list_of(pa.int16()))
 
 

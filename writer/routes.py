@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import pyarrow as pa
 
 from trajreplay.schema.errors import CaptureError
 from trajreplay.schema.identity import CaptureKey, check_count
-from trajreplay.schema.tables import EXPERT_LISTS, ROUTES
+from trajreplay.schema.tables import EXPERT_LISTS, MAX_CHOICES, ROUTES
 from trajreplay.writer.commit import TableRows
 from trajreplay.writer.encode import ListColumn, encode_column
 from trajreplay.writer.flatten import PLAIN, Array
@@ -209,7 +210,7 @@ def _array(name: str, values: Any) -> Any:
 
 def _shape(name: str, values: Any) -> tuple[int, int, int]:
     shape = tuple(values.shape)
-    if len(shape) != 3 or 0 in shape[1:]:
+    if len(shape) != 3 or 0 in shape[1:] or math.prod(shape[1:]) > MAX_CHOICES:
         raise CaptureError(f"{name} has an array of shape {shape}, expected {_FORM}", column=name)
     tokens, layers, top_k = shape
     return tokens, layers, top_k

@@ -17,7 +17,7 @@ from trajreplay.query.scanning import WHOLE_LIMIT_BYTES, decoded_bytes, read_bat
 from trajreplay.schema.entry import DataFile, Entry
 from trajreplay.schema.lists import Int64s, elements, lengths_of
 from trajreplay.schema.store import Store
-from trajreplay.schema.tables import EXPERT_LISTS, ROUTES, SAMPLE_TABLES
+from trajreplay.schema.tables import EXPERT_LISTS, MAX_CHOICES, ROUTES, SAMPLE_TABLES
 
 Experts = np.ndarray[Any, np.dtype[np.int16]]
 _SHAPE = ("layers", "top_k", "num_experts", "layer_numbers")
@@ -109,7 +109,8 @@ def routed_rows(store: Store, entry: Entry, names: Sequence[str]) -> Iterator[Ro
         if shape is None:
             continue
         layers, top_k, num_experts, numbers = shape
-        if layers < 1 or top_k < 1 or (numbers is not None and len(numbers) != layers):
+        named = numbers is None or len(numbers) == layers
+        if layers < 1 or top_k < 1 or layers * top_k > MAX_CHOICES or not named:
             raise broken(file, f"has {layers} layers of {top_k} choices, numbered {numbers}")
         choices = {one: _choices(file, one, batch[one], layers, top_k, total[part]) for one in held}
         yield RoutedRows(

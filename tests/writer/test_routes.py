@@ -136,6 +136,7 @@ WRONG: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "unknown routes": ("log_probs", [np.zeros((2, 1, 1), np.int8)] * 2, {}),
     "is a int": ("experts", 7, {}),
     "array of shape": ("experts", [np.zeros((2, 2), np.int8)] * 2, {}),
+    "shape (0, 1025, 1024)": ("experts", [np.zeros((0, 1025, 1024), np.int8)] * 2, {}),
     "cannot hold exactly": ("experts", [np.full((2, 1, 1), 40_000)] * 2, {}),
     "expected integers": ("experts", [np.zeros((2, 1, 1), np.float32)] * 2, {}),
     "expected one shape": ("experts", [np.zeros((2, n, 1), np.int8) for n in (1, 2)], {}),
@@ -317,3 +318,13 @@ def test_filters_on_keys_read_the_routes_of_their_captures_only(lake: Lake) -> N
         (0, "rollout", 48),
         (1, "rollout", 48),
     ]
+
+
+@pytest.mark.parametrize(("column", "value"), [("layers", 2**31 - 1), ("top_k", 0), ("layers", -1)])
+def test_a_shape_that_no_model_has_is_refused_before_memory_is_taken(
+    lake: Lake, column: str, value: int
+) -> None:
+    entry = record_routes(lake, {"experts": [np.zeros((0, 1, 1), np.int8)]}, [1])
+    change_value(lake, entry.key, column, 0, lambda _: value, number=1)
+    (error,) = [one for one in lake.validate(deep=True).findings if one.severity == "error"]
+    assert "layers of" in error.message

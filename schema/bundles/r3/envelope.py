@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from trajreplay.schema.errors import SchemaError
+from trajreplay.schema.tables import MAX_CHOICES
 
 MAGIC = "nrlre1"
 DTYPES = ("int8", "int16", "int32")
@@ -64,6 +65,11 @@ def decode_envelope(text: str) -> Routes:
     dtype, shape = head[2], tuple(int(one) for one in head.groups()[2:])
     if dtype not in DTYPES:
         raise SchemaError(f"an envelope of routes holds {dtype!r}, expected {', '.join(DTYPES)}")
+    if math.prod(shape[1:]) > MAX_CHOICES:
+        raise SchemaError(
+            f"an envelope of routes has {shape[1]} layers of {shape[2]} choices, expected at most "
+            f"{MAX_CHOICES} choices of a token"
+        )
     packed = text[head.end() :]
     expected = math.prod(shape) * np.dtype(dtype).itemsize
     if len(packed) != -(-expected // 3) * 4:
