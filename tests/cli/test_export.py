@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.bundles import CASES
+from tests.helpers.captures import sample, start
 from tests.helpers.cli import run
+from trajreplay import Lake
 
 
 @pytest.fixture(autouse=True)
@@ -53,3 +55,15 @@ def test_usage_is_checked(tmp_path: Path) -> None:
     assert run("export", "lake", "-o", "out", "--step", "7:0", "--rollout", "7").code == 2
     assert run("export", "lake", "-o", "out", "--rollout", "9").code == 2
     assert not (tmp_path / "out").exists()
+
+
+def test_what_a_bundle_has_no_place_for_is_said_once_for_all_ranks(tmp_path: Path) -> None:
+    lake = Lake.create(tmp_path / "ranks")
+    for rank in range(2):
+        samples = [sample(0, sample_id=f"s-{rank}", truncated=False, group_size=1)]
+        with start(lake, rank=rank, expected_ranks=[0, 1], rollout_id=3) as capture:
+            capture.samples(samples)
+    found = run("export", "bundle", "--lake", lake.path, "-o", tmp_path / "out")
+    assert found.code == 0
+    (note,) = (line for line in found.err.splitlines() if "no place" in line)
+    assert note.endswith("which are left out: group_size; truncated")

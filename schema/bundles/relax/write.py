@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trajreplay.schema.bundles.record import CaptureRecord
+from trajreplay.schema.bundles.record import CaptureRecord, Scalars
 from trajreplay.schema.bundles.relax.config import write_config
 from trajreplay.schema.bundles.relax.results import TOKEN_COLUMNS
 from trajreplay.schema.bundles.relax.samples import is_loss_alone
@@ -79,7 +79,7 @@ def write_bundle(records: Sequence[CaptureRecord], folder: Path) -> Written:
         ) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    return Written(target, tuple(notes))
+    return Written(target, (*notes, *_no_place(records, bundle_id)))
 
 
 def _bundle_id(record: CaptureRecord) -> str:
@@ -118,11 +118,11 @@ def _write_rank(
             "config": write_config(_settings(record, where), "reward.post_process" in declared),
             "samples": list(_samples(record, groups, prefix, loss_alone=is_loss_alone(declared))),
         },
-        "expected.json": _expected(record, where, notes),
+        "expected.json": _expected(record),
     }
     for name in METADATA:
         _write_json(folder / name, trees[name])
-    notes.update(dict.fromkeys((*record.notes, *_left_out(record, where))))
+    notes.update(dict.fromkeys(record.notes))
     metadata = {one: hashlib.sha256((folder / one).read_bytes()).hexdigest() for one in METADATA}
     step = record.step_id
     shard = {
@@ -273,24 +273,47 @@ def _settings(record: CaptureRecord, where: str) -> RecomputeConfig:
     return found
 
 
-def _expected(record: CaptureRecord, where: str, notes: dict[str, None]) -> dict[str, Any]:
+def _expected(record: CaptureRecord) -> dict[str, Any]:
     found: dict[str, dict[str, Any]] = {}
     for one in record.scalars:
-        by_rank = (one.scope, one.reduction, one.scale) == ("rank", "sum", 1.0)
-        if one.scope == "sample" or by_rank:
+        if _has_place(one):
             found.setdefault(one.stage, {}).update(one.fields)
-        else:
-            what = f"{one.stage} {', '.join(one.fields)} at scope {one.scope}"
-            notes[f"{where}: {what} has no place in a bundle: left out"] = None
     return found
 
 
-def _left_out(record: CaptureRecord, where: str) -> Iterator[str]:
+def _has_place(one: Scalars) -> bool:
+    """Whether a bundle means the same by it: a scalar of a sample, or the plain sum of a rank."""
+    return one.scope == "sample" or (one.scope, one.reduction, one.scale) == ("rank", "sum", 1.0)
+
+
+def _no_place(records: Sequence[CaptureRecord], bundle_id: str) -> Iterator[str]:
+    """What the captures hold and no bundle can, as one sentence."""
+    ranks: dict[str, list[int]] = {}
+    for record in records:
+        for what in dict.fromkeys(_left_out(record)):
+            ranks.setdefault(what, []).append(record.rank)
+    if ranks:
+        told = "; ".join(
+            what if len(of) == len(records) else f"{what} (of ranks {', '.join(map(str, of))})"
+            for what, of in ranks.items()
+        )
+        yield f"{bundle_id}: a bundle has no place for these, which are left out: {told}"
+
+
+def _left_out(record: CaptureRecord) -> Iterator[str]:
+    scalars: dict[str, dict[str, None]] = {}
+    for one in record.scalars:
+        if not _has_place(one):
+            factor = "" if one.scale == 1.0 else f" times {one.scale:g}"
+            of = f"at scope {one.scope} by {one.reduction or 'an unstated reduction'}{factor}"
+            scalars.setdefault(f"{one.stage} {of}", {}).update(dict.fromkeys(one.fields))
+    for of, fields in scalars.items():
+        yield f"{', '.join(fields)} of {of}"
     for name in (*_LEFT_OUT, *_TEXTS):
         if any(getattr(one, name) is not None for one in record.samples):
-            yield f"{where}: {name} has no place in a bundle: left out"
+            yield name
     if any(_foreign(one, record) for one in record.samples):
-        yield f"{where}: which rollout a sample is from has no place in a bundle: left out"
+        yield "which rollout a sample is from"
 
 
 def _foreign(one: SampleRecord, record: CaptureRecord) -> bool:
