@@ -172,15 +172,20 @@ def _only_place(lake: Lake) -> tuple[int, int | None]:
 
     Raises:
         CaptureError: The files were refused.
-        QueryError: It holds several.
+        QueryError: It holds several, or events only.
     """
     from trajreplay import CaptureError, QueryError
 
     found = lake.info().to_pylist()
     places = [(one["rollout_id"], one["step_id"]) for one in found]
     if not places and lake.imported is not None:
-        first = lake.imported.refused[0]
-        raise CaptureError(first.problem, hint=first.hint)
+        for first in lake.imported.refused:
+            raise CaptureError(first.problem, hint=first.hint)
+    if not places:
+        raise QueryError(
+            "the files hold events, and no samples of a rollout or step",
+            hint="Import them, and ask for the table events: trajreplay import KIND PATH",
+        )
     if len(places) > 1:
         shown = [f"--rollout {r}" if s is None else f"--step {r}:{s}" for r, s in places[:5]]
         raise QueryError(

@@ -238,3 +238,12 @@ def test_init_takes_its_path_from_wherever_the_lake_is_named(
         "lake",
     ]
     assert run("init", "a", "--lake", "b").code == 2
+
+
+def test_files_that_hold_events_only_say_so() -> None:
+    traces = Path(__file__).parents[1] / "cases" / "r3_traces" / "la_healthy"
+    done = run("inspect", traces)
+    assert (done.code, done.out) == (2, "")
+    assert "the files hold events, and no samples" in done.err
+    assert run("validate", traces).code == 0
+    assert run("replay", traces).code == 2
