@@ -21,6 +21,8 @@ from trajreplay.schema.events import dump_detail
 
 if TYPE_CHECKING:
     from trajreplay.capture.pending import Pending
+    from trajreplay.schema.identity import CaptureKey
+    from trajreplay.schema.store import Store
 
 THREAD = "trajreplay-writer"
 _NICE = 19
@@ -197,6 +199,7 @@ class Background:
                 capture.drop(handoff.reason)
             else:
                 handoff.pending.write(capture)
+                _note_fates(store, capture.key, handoff)
         if handoff.pending is not None:
             handoff.pending.copier.release()
 
@@ -214,6 +217,25 @@ class Background:
         if kind not in self._warned:
             self._warned.add(kind)
             warn(message)
+
+
+def _note_fates(store: Store, key: CaptureKey, handoff: Handoff) -> None:
+    """Commit the ledger of a rollout, before the rollout itself."""
+    from trajreplay.writer.events import Event, commit_events
+
+    assert handoff.pending is not None
+    events = [
+        Event(fate, sample_id=sample_id, reason=reason, time_us=time_us)
+        for fate, sample_id, reason, time_us in handoff.pending.ledger
+    ]
+    if events:
+        commit_events(
+            store,
+            key._replace(kind="events"),
+            events,
+            expected_ranks=handoff.identity["expected_ranks"],
+            producer=handoff.identity["producer"],
+        )
 
 
 def leave_alone(thread: threading.Thread) -> None:

@@ -132,6 +132,12 @@ class LiveRecorder(Guarded):
             pending.append(samples, columns, origins)
 
     @guarded
+    def note(self, fate: str, sample_ids: Sequence[str], reason: str = "") -> None:
+        """As of `Recorder`."""
+        if (pending := self._recording("rollout")) is not None:
+            pending.note(fate, sample_ids, reason)
+
+    @guarded
     def record_policy_loss(
         self, micro_batch: int | None, samples: Sequence[SampleRecord], **given: Any
     ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trajreplay.capture.copies import Block, Copier
 from trajreplay.capture.witness import Witness
 from trajreplay.schema.errors import CaptureError, listed
+from trajreplay.schema.events import check_fate
 from trajreplay.schema.records import SampleRecord
 from trajreplay.schema.tables import EXPERT_LISTS, GRADIENTS, length_column
 
@@ -48,6 +50,7 @@ class Pending:
     _batches: dict[int, tuple[int, list[str]]] = field(default_factory=dict)
     _losses: set[tuple[int, str]] = field(default_factory=set)
     _witnesses: dict[int, Witness] = field(default_factory=dict)
+    ledger: list[tuple[str, str, str | None, int]] = field(default_factory=list)
 
     def __str__(self) -> str:
         step = "" if self.step_id is None else f" step {self.step_id}"
@@ -180,6 +183,16 @@ class Pending:
             if witness.in_graph:
                 self._keep(self._batches[index][0], {GRADIENTS: block})
         return blind
+
+    def note(self, fate: str, sample_ids: Sequence[str], reason: str) -> None:
+        """Note what became of samples, now.
+
+        Raises:
+            SchemaError: It is no fate of a sample, or a reason that is no word.
+        """
+        check_fate(fate, reason)
+        now = time.time_ns() // 1000
+        self.ledger += [(fate, one, reason or None, now) for one in sample_ids]
 
     def scalars(self, stage: str, scalars: Mapping[str, Any], meaning: Mapping[str, Any]) -> None:
         """Note scalars of the whole rank or cohort."""

@@ -73,6 +73,15 @@ class Recorder:
                 `routes`.
         """
 
+    def note(self, fate: str, sample_ids: Sequence[str], reason: str = "") -> None:
+        """Note what became of samples of the open rollout, recorded ones and others.
+
+        Args:
+            fate: generated, scored, filtered or buffered, for a later rollout.
+            sample_ids: The samples.
+            reason: Why, of filtered ones: a word such as zero-std, and no text.
+        """
+
     def end_rollout(self) -> None:
         """End the open rollout and hand it over to be written."""
 

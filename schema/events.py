@@ -1,14 +1,15 @@
-"""Events of the flight recorder that a gate counts on: the heartbeat of a step, and the clean end.
+"""Events: the heartbeat of a step and the clean end, which a gate counts on, and fates of samples.
 
-Both are rows of the table `events`; `detail` is a JSON object with the fields declared here, NaN
-and infinities as the words "NaN", "Infinity" and "-Infinity". A field that is absent or null was
-not recorded.
+All are rows of the table `events`. `detail` of the first two is a JSON object with the fields that
+are declared here, NaN and infinities as the words "NaN", "Infinity" and "-Infinity". A field that
+is absent or null was not recorded.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -64,6 +65,31 @@ TERMINAL_FIELDS = (
     EventField("reason", "Why, where it did not end clean.", "same"),
     EventField("steps", "Optimizer steps of the job when it ended.", "same"),
 )
+# What becomes of a sample of a rollout, in the order in which it does.
+GENERATED, SCORED, FILTERED, BUFFERED = "generated", "scored", "filtered", "buffered"
+FATES = (GENERATED, SCORED, FILTERED, BUFFERED)
+_REASON = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
+
+
+def check_fate(fate: str, reason: str) -> None:
+    """Refuse a fate that is none, and a reason that is a text and not a word.
+
+    Raises:
+        SchemaError: It is so, or a filtered sample has no reason.
+
+    >>> check_fate("filtered", "zero-std")
+    """
+    if fate not in FATES:
+        found = repr(fate) if _REASON.fullmatch(fate) else f"a text of {len(fate)} characters"
+        raise SchemaError(f"the fate of a sample is {found}, expected one of {', '.join(FATES)}")
+    if (fate == FILTERED or reason) and not _REASON.fullmatch(reason):
+        raise SchemaError(
+            f"samples were {fate} for a reason of {len(reason)} characters, expected a word, such "
+            "as zero-std",
+            hint="No text is kept here: lower-case letters, digits, dots and dashes, 64 at most.",
+        )
+
+
 FIELDS_OF_EVENT = {HEARTBEAT: HEARTBEAT_FIELDS, TERMINAL: TERMINAL_FIELDS}
 
 

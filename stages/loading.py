@@ -26,6 +26,7 @@ from trajreplay.stages.checks import (
     check_whole,
 )
 from trajreplay.stages.cohort import LoadedCohort, has_own_ids
+from trajreplay.stages.ledger import check_ledger
 from trajreplay.stages.members import counted_members
 from trajreplay.stages.membership import check_groups
 from trajreplay.stages.notes import (
@@ -182,6 +183,8 @@ def _load(
     note_unread_outputs(cohort)
     note_tolerances(cohort)
     note_staleness(cohort)
+    if captures.kind == "rollout" and "sample" in abilities and task.whole and not report.partial:
+        check_ledger(cohort, sources)
     return cohort
 
 

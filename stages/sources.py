@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,8 @@ from trajreplay.query.capture_sets import CaptureSets
 from trajreplay.query.catalog import Cohort
 from trajreplay.query.reading import read_columns
 from trajreplay.schema.errors import DatasetError
-from trajreplay.schema.tables import ROLLOUTS
+from trajreplay.schema.identity import DATA, CaptureKey
+from trajreplay.schema.tables import EVENTS, ROLLOUTS
 from trajreplay.stages.shard_outputs import Part
 from trajreplay.stages.shards import PLACING, is_sharded, placed, whole_samples
 
@@ -85,6 +86,7 @@ class Sources:
         self._bytes = 0
         self._kept: OrderedDict[Cohort, Source | str] = OrderedDict()
         self._recomputed: dict[Cohort, dict[str, dict[str, Tensor]]] = {}
+        self._with_events: dict[Cohort, list[CaptureKey]] | None = None
 
     def find(self, run_id: str, attempt: int, rollout_id: int) -> Source | str:
         """The rows of a rollout, or why they cannot be had."""
@@ -96,6 +98,21 @@ class Sources:
             self._evict()
         self._kept.move_to_end(cohort)
         return found
+
+    def events_of(self, cohort: Cohort) -> Iterator[pa.Table]:
+        """The events of a cohort, those of each rank."""
+        catalog = self._sets.catalog
+        if self._with_events is None:
+            found: dict[Cohort, list[CaptureKey]] = {}
+            for key in catalog.keys:
+                if key.kind == "events" and key.rollout_id is not None and key.part == DATA:
+                    place = Cohort(key.run_id, key.attempt, key.rollout_id, key.step_id)
+                    found.setdefault(place, []).append(key)
+            self._with_events = found
+        for key in self._with_events.get(cohort, ()):
+            yield read_columns(
+                catalog.store, catalog.entry(key), EVENTS, ["event", "sample_id", "reason"]
+            )
 
     def remember(self, cohort: Cohort, column: str, rows: dict[str, Tensor]) -> None:
         """Keep what a rollout's replay found in the place of recorded values, by sample id."""
@@ -148,6 +165,10 @@ class NoSources(Sources):
     def find(self, run_id: str, attempt: int, rollout_id: int) -> str:
         """Why there is none."""
         return "the sample ids are those of an imported file"
+
+    def events_of(self, cohort: Cohort) -> Iterator[pa.Table]:
+        """None either."""
+        return iter(())
 
 
 def _size(one: Source | str) -> int:
