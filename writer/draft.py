@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
 
 from trajreplay.schema.contracts import StageContract, stage_named
 from trajreplay.schema.entry import Entry, LogProbOrigin
@@ -57,7 +59,7 @@ def make_draft(
         cohort_size=cohort_size,
         producer=producer.to_json(),
         parallel=parallel,
-        settings_tree=_resolved(settings).to_json(),
+        settings_tree=_tree(settings),
         contracts=_contracts(stages),
         tolerances={stage_named(stage).name: one for stage, one in tolerances.items()},
         redaction=redaction.rules,
@@ -92,6 +94,19 @@ def _ranks(expected: Sequence[int], rank: int) -> tuple[int, ...]:
             hint="Name every rank that captures its part of the same rollout or step.",
         )
     return tuple(ranks)
+
+
+def _tree(settings: Settings | RecomputeConfig) -> Mapping[str, Any]:
+    """Settings in full, as they are stored."""
+    if isinstance(settings, RecomputeConfig):
+        return _tree_of_short(settings)
+    return _resolved(settings).to_json()
+
+
+@lru_cache(maxsize=64)
+def _tree_of_short(settings: RecomputeConfig) -> Mapping[str, Any]:
+    """A run has the same ones in all of its captures, and shares them."""
+    return _resolved(settings).to_json()
 
 
 def _resolved(settings: Settings | RecomputeConfig) -> Settings:

@@ -107,6 +107,11 @@ def _flatten_rows(name: str, rows: Sequence[Any] | Array) -> Flat:
     tensors = _torch_of(present)
     if tensors:
         return _flatten_tensors(name, tensors, valid)
+    alike = _alike(present)
+    if alike is not None:
+        flat, dtype = _bits(alike)
+        lengths = np.fromiter(map(len, present), np.int64, len(present))
+        return Flat(flat, dtype, _spread(lengths, valid), valid, fresh=True)
     pieces = [_piece(name, one) for one in present]
     dtypes = {dtype for values, dtype in pieces if len(values)}
     dtypes = dtypes or {dtype for _, dtype in pieces[:1]} or {PLAIN}
@@ -114,6 +119,14 @@ def _flatten_rows(name: str, rows: Sequence[Any] | Array) -> Flat:
     lengths = np.fromiter((len(values) for values, _ in pieces), np.int64, len(pieces))
     flat = np.concatenate([values for values, _ in pieces if len(values)] or [np.empty(0)])
     return Flat(flat, dtypes.pop(), _spread(lengths, valid), valid, fresh=True)
+
+
+def _alike(rows: Sequence[Any]) -> Array | None:
+    """Rows that are arrays of one dtype, one after another; None for any others."""
+    if not rows or set(map(type, rows)) != {np.ndarray}:
+        return None
+    kinds = {(one.dtype, one.ndim) for one in rows}
+    return np.concatenate(rows) if len(kinds) == 1 and rows[0].ndim == 1 else None
 
 
 def _flatten_tensors(

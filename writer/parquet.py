@@ -57,7 +57,8 @@ def write_table(
     Returns:
         Its size, the digest of its footer, and the digest of all its bytes.
     """
-    present = [column for column in table.columns if column.name in data.column_names]
+    names = set(data.column_names)
+    present = [column for column in table.columns if column.name in names]
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o644)
     with os.fdopen(descriptor, "wb") as file:
         with pq.ParquetWriter(

@@ -63,10 +63,10 @@ def check_records(records: Any) -> list[SampleRecord]:
                 f"samples() was given a {kind} in row {row}, expected SampleRecord", hint=hint
             )
         for name in _TEXTS:
-            if not isinstance(getattr(one, name), str | None):
+            text = getattr(one, name)
+            if text is not None and not isinstance(text, str):
                 raise CaptureError(
-                    f"row {row}, sample {one.sample_id!r}: {name} is "
-                    f"{getattr(one, name)!r}, expected text",
+                    f"row {row}, sample {one.sample_id!r}: {name} is {text!r}, expected text",
                 )
     return found
 
@@ -159,7 +159,10 @@ def encode_samples(
     scalars["weight_versions"] = _spans(records, key)
     scalars["truncated"] = _flags(records, key)
     for column in table.having("text"):
-        texts = [redaction.apply(column.name, getattr(record, column.name)) for record in records]
+        texts = [getattr(record, column.name) for record in records]
+        if _all_none(texts):
+            continue
+        texts = [redaction.apply(column.name, text) for text in texts]
         scalars[column.name] = pa.array(texts, pa.string())
     masks = encode_column(table["loss_mask"], [record.loss_mask for record in records])
     lengths = np.array(values["response_length"], np.int64)
@@ -203,6 +206,8 @@ def _refuse(problems: list[str], key: CaptureKey) -> None:
 def _id_problems(values: dict[str, list[Any]]) -> list[str]:
     problems = []
     for name in _IDS:
+        if name != "sample_id" and _all_none(values[name]):
+            continue
         for row, value in enumerate(values[name]):
             if _is_plain(value) or (value is None and name != "sample_id"):
                 continue
@@ -211,6 +216,10 @@ def _id_problems(values: dict[str, list[Any]]) -> list[str]:
             except SchemaError as error:
                 problems.append(f"row {row}: {error.message}")
     return problems
+
+
+def _all_none(values: list[Any]) -> bool:
+    return values.count(None) == len(values)
 
 
 def _is_plain(value: object) -> bool:
@@ -238,6 +247,8 @@ def _count_problems(values: dict[str, list[Any]]) -> list[str]:
     problems = []
     for name, limit in _COUNTS.items():
         found = values[name]
+        if name not in _NEVER_NULL and _all_none(found):
+            continue
         for row, value in enumerate(found):
             if type(value) is int and 0 <= value <= limit:
                 continue
@@ -266,6 +277,8 @@ def _duplicates(values: dict[str, list[Any]]) -> list[str]:
 
 def _rewards(name: str, records: Sequence[SampleRecord], key: CaptureKey) -> pa.Array:
     values = [getattr(record, name) for record in records]
+    if _all_none(values):
+        return pa.nulls(len(values), pa.float64())
     try:
         floats = [None if value is None else float(value) for value in values]
     except (TypeError, ValueError) as error:
@@ -285,6 +298,8 @@ def _flags(records: Sequence[SampleRecord], key: CaptureKey) -> pa.Array:
 
 def _spans(records: Sequence[SampleRecord], key: CaptureKey) -> pa.Array:
     rows = [record.weight_versions for record in records]
+    if _all_none(rows):
+        return pa.nulls(len(rows), SPANS)
     flat = [tuple(span) for row in rows if row is not None for span in row]
     odd = [span for span in flat if len(span) != 3 or any(type(one) is not int for one in span)]
     if odd:

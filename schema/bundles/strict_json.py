@@ -7,16 +7,20 @@ import math
 from typing import Any
 
 from trajreplay.schema import exact
+from trajreplay.schema.bundles.bit_lists import without_bit_lists
 from trajreplay.schema.errors import DatasetError
 
 
-def load_object(data: bytes, where: str, *, allow_nan: bool = False) -> dict[str, Any]:
+def load_object(
+    data: bytes, where: str, *, allow_nan: bool = False, bits: str = ""
+) -> dict[str, Any]:
     """Decode one JSON object.
 
     Args:
         data: UTF-8.
         where: The file, for messages.
         allow_nan: Whether NaN, Infinity and -Infinity are read as Python writes them.
+        bits: A name under which lists of 0 and 1 become arrays.
 
     Raises:
         DatasetError: It is none, has a key twice or holds a number that no float
@@ -28,10 +32,18 @@ def load_object(data: bytes, where: str, *, allow_nan: bool = False) -> dict[str
             raise ValueError(f"{name} is not standard JSON")
         return float(name)
 
+    def taken(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        tree = _unique(pairs)
+        word = tree.get(bits)
+        if type(word) is str and word in lists:
+            tree[bits] = lists[word]
+        return tree
+
+    data, lists = without_bit_lists(data, bits) if bits else (data, {})
     try:
         tree = json.loads(
             data.decode("utf-8"),
-            object_pairs_hook=_unique,
+            object_pairs_hook=taken if lists else _unique,
             parse_constant=constant,
             parse_float=_finite,
         )

@@ -217,8 +217,7 @@ def _left_out(one: SealedRank) -> Iterator[str]:
         odd = fields.unknown(known)
         if odd:
             yield f"{fields.where}: {', '.join(map(shown, odd[:5]))} is not known: not taken"
-    samples = one.index.objects("samples")
-    odd = sorted({name for sample in samples for name in sample.unknown(_SAMPLE)})
+    odd = sorted(set().union(*one.index.tree["samples"]) - set(_SAMPLE))
     if odd:
         yield f"{one.index.where}: {', '.join(map(shown, odd[:5]))} of samples: not taken"
     payloads = [name for name in one.payloads if name not in TOKEN_COLUMNS]

@@ -36,7 +36,7 @@ def read_samples(index: Fields, identity: Fields, major: int, prefix: str) -> li
                 group_id=None if group is None else f"{prefix}g-{group}",
                 response_length=one.get("response_length", read.count),
                 total_length=one.get("total_length", read.count),
-                loss_mask=one.get("loss_mask", read.integers),
+                loss_mask=one.get("loss_mask", read.mask),
                 raw_reward=one.get("raw_reward", read.number, None),
                 reward=one.get("reward", read.number, None),
                 micro_batch_id=None if micro_batch is None else prefix + micro_batch,

@@ -172,7 +172,12 @@ def _read_rank(folder: Folder, inside: str, place: _Place | None) -> SealedRank:
     notes = _notes_of_constants(contents["expected.json"], where)
     manifest, index, expected = (
         Fields(
-            load_object(content, f"{where}/{name}", allow_nan=name == "expected.json"),
+            load_object(
+                content,
+                f"{where}/{name}",
+                allow_nan=name == "expected.json",
+                bits="loss_mask" if name == "index.json" else "",
+            ),
             f"{where}/{name}",
         )
         for name, content in contents.items()

@@ -1,0 +1,71 @@
+"""Lists of 0 and 1 that are read as arrays: the same numbers, and nothing else is taken for one."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trajreplay.schema import DatasetError
+from trajreplay.schema.bundles.bit_lists import without_bit_lists
+from trajreplay.schema.bundles.strict_json import load_object
+
+NAME = "loss_mask"
+TEXTS = st.text(st.sampled_from('"\\loss_mask:[]01, a'), max_size=24)
+BITS = st.lists(st.integers(0, 1), max_size=12)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(0, 2) | TEXTS | BITS | st.lists(TEXTS, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from([NAME, "a", f'"{NAME}', f"{NAME}\\"]), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+def plain(value: Any) -> Any:
+    """A tree with its arrays as lists again."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {name: plain(one) for name, one in value.items()}
+    return [plain(one) for one in value] if isinstance(value, list) else value
+
+
+@given(
+    st.dictionaries(st.sampled_from([NAME, "samples", "a"]), VALUES),
+    st.sampled_from([None, 0, 2]),
+    st.sampled_from([(", ", ": "), (",", ":"), (" ,\t", "\n:")]),
+)
+def test_a_tree_is_the_same_with_and_without(
+    tree: dict[str, Any], indent: int | None, separators: tuple[str, str]
+) -> None:
+    text = json.dumps(tree, indent=indent, separators=separators).encode()
+    assert plain(load_object(text, "x", bits=NAME)) == tree == load_object(text, "x")
+
+
+@given(st.lists(st.integers(0, 1), min_size=1))
+def test_a_list_becomes_an_array_of_bytes(bits: list[int]) -> None:
+    found = load_object(json.dumps({NAME: bits}).encode(), "x", bits=NAME)[NAME]
+    assert isinstance(found, np.ndarray)
+    assert (found.dtype, found.tolist()) == (np.uint8, bits)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("[0 1]", "[01]", "[0,,1]", "[0,]", "[,0]", "[2]", "[0, 1", "[0.0]", "[true]", "[-0]"),
+        *("[0\\v, 1]", "[0x1]", "[[0]]", '["0"]', "[]"),
+    ],
+)
+def test_anything_else_is_left_to_the_decoder(text: str) -> None:
+    whole = f'{{"{NAME}": {text}}}'.encode()
+    assert without_bit_lists(whole, NAME) == (whole, {})
+
+
+def test_a_key_that_is_there_twice_is_refused() -> None:
+    text = f'{{"{NAME}": [0], "{NAME}": [1]}}'.encode()
+    with pytest.raises(DatasetError, match="the same key twice"):
+        load_object(text, "x", bits=NAME)
