@@ -188,6 +188,21 @@ def test_what_lacks_a_column_is_refused_by_its_name(
     assert f"input {column} is missing for 8 of 8 samples" in refusals(cohort)
 
 
+def test_a_policy_in_between_needs_the_weights_of_now(lake: Lake) -> None:
+    cohort = _replayed(lake, {"loss.proximal": "interpolated"})
+    assert "does not say which weights its log_probs were made with" in refusals(cohort)
+
+
+def test_a_sample_has_no_part_of_a_likelihood_of_its_micro_batch(lake: Lake) -> None:
+    def change(shares: dict[int, list[Sample]], scalars: Scalars) -> None:
+        for rank, own in shares.items():
+            per_sample = {"loss": [0.0] * len(own)}
+            scalars[rank].append(Expected(per_sample, {"scope": "sample"}, "loss.policy"))
+
+    cohort = _replayed(lake, {"loss.nll_coef": 0.1}, change=change)
+    assert "loss is recorded of each sample, and loss.nll_coef" in refusals(cohort)
+
+
 def test_a_lone_sample_has_no_second_best(lake: Lake) -> None:
     def change(shares: dict[int, list[Sample]], scalars: Scalars) -> None:
         shares[0][0].group = "g-7"

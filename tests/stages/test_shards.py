@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.helpers.cohorts import ALL_COLUMNS, ALL_STAGES, Expected, capture
@@ -415,6 +415,49 @@ def test_shards_of_any_size_on_any_rank_replay_as_whole_samples(
     assert cohort.verdict in ("pass", "precision"), cohort.to_json()
     assert the_stage(cohort, "reward.post_process").compared == len(lengths)
     assert the_stage(cohort, "loss.policy").compared == 5  # added up over the ranks
+
+
+@given(
+    LENGTHS.map(lambda rows: rows * 2),
+    _cuts(),
+    st.sampled_from(LAYOUTS),
+    st.integers(0, 999),
+    st.sampled_from(["left out", "twice", "of another size"]),
+)
+def test_shards_that_do_not_tile_are_refused_by_the_name_of_their_sample(
+    lengths: list[tuple[int, int]], cuts: Cut, layout: LayoutSettings, pick: int, what: str
+) -> None:
+    changed: list[Sample] = []
+
+    def change(shares: dict[int, list[Sample]]) -> None:
+        parts = [(rank, one) for rank, own in shares.items() for one in own]
+        parts = [(rank, one) for rank, one in parts if (one.context[1] or 1) > 1]
+        assume(parts)
+        rank, one = parts[pick % len(parts)]
+        changed.append(one)
+        if what == "left out":
+            shares[rank].remove(one)
+        elif what == "twice":
+            shares[(rank + 1) % 4].append(one.copy())
+        else:
+            one.context = (one.context[0], (one.context[1] or 1) + 4)
+
+    with tempfile.TemporaryDirectory() as folder:
+        lake = Lake.create(Path(folder) / "lake")
+        try:
+            _write_dynamic(lake, _samples(lengths), layout, cuts, change=change)
+        except CaptureError as error:
+            said = error.message
+        else:
+            cohort = the_cohort(lake.replay())
+            assert cohort.verdict == "refused", cohort.to_json()
+            assert not any(one.compared for one in cohort.stages)
+            said = cohort.refusal
+    named = {f"'{changed[0].sample_id}'"}
+    if layout.context == "all-gather" or what == "of another size":
+        # Cut together with others, or as long as a whole response beside others that are not.
+        named = {f"'{one.sample_id}'" for one in _samples(lengths)}
+    assert any(name in said for name in named), said
 
 
 CUTS = [(2, [3, 0]), (4, [1, 0, 3, 2]), (1, [2])]

@@ -123,6 +123,15 @@ def test_one_pass_loses_a_small_spread_of_large_values() -> None:
     assert not torch.allclose(lossy, exact, rtol=0.1, equal_nan=True)
 
 
+def test_golden_one_pass_of_equal_values() -> None:
+    """G29: the variance of four values 1000.1 is 0 in one pass, and so is what is whitened."""
+    values = torch.full((4,), 1000.1)
+    for one_pass in (False, True):
+        found = whiten(values, torch.ones(4), one_pass=one_pass)
+        assert found.abs().max() < 1.0
+        assert whiten(values, torch.ones(4), one_pass=one_pass, scale=False).abs().max() < 1e-3
+
+
 def test_a_negative_one_pass_variance_is_undefined() -> None:
     """Equal values whose square float32 rounds down, and whose mean it then squares up."""
     bases = torch.arange(1.0, 200.0, dtype=torch.float64) / 7.0
