@@ -183,6 +183,10 @@ class Block:
         read, written = self._check_finite(stage, inputs), self._check_finite(stage, outputs)
         for index, cohort in enumerate(self.cohorts):
             look = isolated[index].merged(read[index])
+            if not look.compared and not look.mismatches:
+                message = f"nothing to compare: the cohort has no {noun} that count"
+                cohort.report.stages.append(StageResult(stage, "skipped", message=message))
+                continue
             result = StageResult(stage, look.verdict)
             result.isolated = look.verdict
             result.max_abs_error = look.max_abs_error if look.compared else None
