@@ -24,6 +24,12 @@ from trajreplay.stages.shards import PLACING, is_sharded, placed, whole_samples
 # Columns that a rollout capture and the steps that consumed it both hold.
 TWINS = (
     "group_id",
+    "trajectory_id",
+    "fragment_index",
+    "agent_id",
+    "episode_id",
+    "turns",
+    "truncated",
     "response_length",
     "total_length",
     "loss_mask",
@@ -46,6 +52,8 @@ TWINS = (
     "old_values",
     "last_value",
 )
+# What a step that lacks it reads of its rollouts; spans of weights are no values to compare.
+FILLED = (*TWINS, "weight_versions")
 
 
 @dataclass
@@ -134,7 +142,7 @@ class Sources:
             if (file := entry.file("rollouts")) is not None
             for name in file.columns
         }
-        held = [name for name in (*TWINS, *PLACING) if name in there]
+        held = [name for name in (*FILLED, *PLACING) if name in there]
         names = ["sample_id", *dict.fromkeys(held)]
         store = self._sets.catalog.store
         try:
@@ -192,7 +200,7 @@ def fill_from_sources(
         sources: Its rollouts.
     """
     there, rows = nulls.keys(), table.num_rows
-    lacking = [name for name in reads.intersection(TWINS) if nulls.get(name, rows) == rows]
+    lacking = [name for name in reads.intersection(FILLED) if nulls.get(name, rows) == rows]
     if not lacking or "source_rollout_id" not in there or not rows:
         return table
     for name in sorted(lacking):

@@ -19,9 +19,11 @@ from trajreplay.stages.packed import list_lengths, packed_values
 from trajreplay.stages.report import CohortReport
 from trajreplay.stages.sources import TWINS, Source, Sources
 
-_NUMBERS = tuple(
-    name for name in TWINS if name not in ("group_id", "tokens", "response_length", "total_length")
+_FACTS = (
+    *("group_id", "trajectory_id", "fragment_index", "agent_id", "episode_id", "turns"),
+    *("truncated", "tokens", "response_length", "total_length"),
 )
+_NUMBERS = tuple(name for name in TWINS if name not in _FACTS)
 
 
 def explain_handoffs(
