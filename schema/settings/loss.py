@@ -68,6 +68,9 @@ class LossSettings:
         vespo_k_pos, vespo_lambda_pos: Shape and rate of the weight of a sample in `vespo`.
         vespo_k_neg, vespo_lambda_neg: The same at negative advantages.
         m2po_kl2_budget: Highest second moment of harmful log ratios in `m2po`. Squared nat.
+        m2po_counts: Which tokens may be harmful there: the `trained` ones, or those of the whole
+            `response`, masked ones too, as in earlier versions of Relax.
+        m2po_least_low, m2po_least_high: How far below and above 1 its bounds lie at least.
         kl_cov_fraction: Share of the trained tokens that `kl-cov` penalises.
         kl_cov_coef: What that costs them. Per nat.
         dppo_measure: What moves in `dppo`: the `difference` of probabilities, or the `binary-kl`
@@ -160,6 +163,9 @@ class LossSettings:
     vespo_k_neg: float = number(3.0)
     vespo_lambda_neg: float = number(2.0)
     m2po_kl2_budget: float = number(0.01)
+    m2po_counts: str = name("trained", "response")
+    m2po_least_low: float = number(0.3)
+    m2po_least_high: float = number(0.5)
     kl_cov_fraction: float = number(0.0002)
     kl_cov_coef: float = number(0.1)
     dppo_measure: str = name("difference", "binary-kl")

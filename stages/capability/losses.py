@@ -117,6 +117,8 @@ def _of_surrogates(loss: LossSettings) -> Iterator[str]:
         yield f"loss.surrogate is 'gmpo' and loss.aggregation is {loss.aggregation!r}"
     if min(loss.eps_clip, loss.eps_clip_high or 0.0) < 0:
         yield f"loss.eps_clip, loss.eps_clip_high are {loss.eps_clip:g}, {loss.eps_clip_high}"
+    if min(loss.m2po_least_low, loss.m2po_least_high) < 0:
+        yield f"loss.m2po_least_low, _high are {loss.m2po_least_low:g}, {loss.m2po_least_high:g}"
     if loss.surrogate == "sapo" and min(loss.sapo_tau_pos, loss.sapo_tau_neg) <= 0:
         yield f"loss.sapo_tau_pos, _neg are {loss.sapo_tau_pos:g}, {loss.sapo_tau_neg:g}"
 

@@ -84,6 +84,8 @@ _MOVES: dict[str, Callable[[Any, float], Any]] = {
     "sapo_tau_pos": _larger,
     "sapo_tau_neg": _larger,
     "m2po_kl2_budget": _larger,
+    "m2po_least_low": _wider,
+    "m2po_least_high": _wider,
     "correction_bounds": _longer,
     "veto": _larger,
     "m2_threshold": _larger,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -193,33 +194,37 @@ def _vespo(settings: LossSettings, tokens: _Tokens) -> dict[str, Tensor]:
 
 
 def _kl_cov(settings: LossSettings, tokens: _Tokens) -> dict[str, Tensor]:
-    given = tokens.given
     found = kl_cov_loss(
         tokens.log_probs,
         tokens.ratio,
         tokens.advantages,
-        given.mask,
-        given.offsets,
+        tokens.given.mask,
+        tokens.given.offsets,
         fraction=settings.kl_cov_fraction,
         kl_coef=settings.kl_cov_coef,
-        index=given.micro_batches,
-        size=number_of_sets(given.micro_batches),
+        **_batches(tokens.given),
     )
     return {"pg_loss": found.pg_loss}
 
 
 def _m2po(settings: LossSettings, tokens: _Tokens) -> dict[str, Tensor]:
-    given = tokens.given
+    mask = tokens.given.mask
     found = m2po_loss(
         tokens.ratio,
         tokens.advantages,
-        given.mask,
-        given.offsets,
+        torch.ones_like(mask) if settings.m2po_counts == "response" else mask,
+        tokens.given.offsets,
         budget=settings.m2po_kl2_budget,
-        index=given.micro_batches,
-        size=number_of_sets(given.micro_batches),
+        least_low=settings.m2po_least_low,
+        least_high=settings.m2po_least_high,
+        **_batches(tokens.given),
     )
     return {"pg_loss": found.pg_loss, "pg_clipfrac": found.clipped}
+
+
+def _batches(given: LossInputs) -> dict[str, Any]:
+    """What kernels that decide by micro-batch are told of them."""
+    return {"index": given.micro_batches, "size": number_of_sets(given.micro_batches)}
 
 
 _SURROGATES: dict[str, Callable[[LossSettings, _Tokens], dict[str, Tensor]]] = {

@@ -70,7 +70,11 @@ class SurrogateRows(LossRows):
             }
         gaps = [p - o for p, o in zip(flat["log_probs"], flat["old_log_probs"], strict=True)]
         low, high, _, _ = m2po_bounds(
-            gaps, flat["advantages"], trained, budget=loss.m2po_kl2_budget
+            gaps,
+            flat["advantages"],
+            trained if loss.m2po_counts == "trained" else range(len(masks)),
+            budget=loss.m2po_kl2_budget,
+            least=(loss.m2po_least_low, loss.m2po_least_high),
         )
         losses, clipped = [], []
         for a, one in zip(self.column("advantages")[row], ratios, strict=True):

@@ -217,6 +217,16 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "sapo": ({"loss.surrogate": "sapo"}, POLICY),
     "gmpo": ({"loss.surrogate": "gmpo"}, POLICY),
     "m2po": ({"loss.surrogate": "m2po", "loss.m2po_kl2_budget": 0.02}, POLICY),
+    "m2po of all tokens": (
+        {
+            "loss.surrogate": "m2po",
+            "loss.m2po_kl2_budget": 0.02,
+            "loss.m2po_counts": "response",
+            "loss.m2po_least_low": 0.05,
+            "loss.m2po_least_high": 0.1,
+        },
+        POLICY,
+    ),
     "kl-cov": ({"loss.surrogate": "kl-cov", "loss.kl_cov_fraction": 0.3}, POLICY),
     "vespo": ({"loss.surrogate": "vespo"}, POLICY),
     "reinforce": ({"loss.surrogate": "reinforce"}, POLICY),

@@ -99,6 +99,7 @@ def _replayed(
         ),
         ({"loss.dual_clip": -1.0}, "loss.dual_clip"),
         ({"loss.surrogate": "sapo", "loss.sapo_tau_pos": 0.0}, "loss.sapo_tau_pos"),
+        ({"loss.surrogate": "m2po", "loss.m2po_least_high": -0.5}, "loss.m2po_least_low, _high"),
         ({"loss.eps_clip": -0.5}, "loss.eps_clip"),
         ({"value.huber_delta": 0.0}, "value.huber_delta"),
         ({"value.clip": 0.0}, "value.clip"),
@@ -372,3 +373,15 @@ def test_what_other_samples_decide_waits_for_all_of_them(lake: Lake, told: dict[
     part = the_stage(the_cohort(lake.replay(groups=["g-0"])), "loss.policy")
     assert (part.verdict, part.compared) == ("skipped", 0)
     assert "--closure cohort" in part.message
+
+
+@pytest.mark.parametrize(("made", "told"), [("trained", "response"), ("response", "trained")])
+def test_masked_tokens_are_harmful_only_where_the_settings_say(
+    lake: Lake, made: str, told: str
+) -> None:
+    """Bounds of a micro-batch are those of its trained tokens, or of all of them."""
+    m2po = {"loss.surrogate": "m2po", "loss.m2po_kl2_budget": 0.02, "loss.m2po_least_low": 0.0}
+    m2po["loss.m2po_least_high"] = 0.0
+    ways = [{**m2po, "loss.m2po_counts": one} for one in (made, told)]
+    cohort = _replayed(lake, *ways)
+    assert cohort.first_divergent_stage == "loss.policy", cohort.to_json()
