@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from trajreplay.schema.errors import StageError
 from trajreplay.stages.block import Block
 from trajreplay.stages.capability import LOG_PROB_SOURCES, is_plain, message_faults
 from trajreplay.stages.compare import Compared, compare_elements
@@ -21,6 +22,8 @@ from trajreplay.stages.compose import (
 )
 from trajreplay.stages.kernels import approx_kl_error, half_ulp
 from trajreplay.stages.rewards import warn_of_batch_rewards
+
+LAST_FAULT = 2  # the largest number that message_faults has a meaning for
 
 
 def replay_advantage_kl(block: Block) -> None:
@@ -124,6 +127,13 @@ def estimated(
         return column(name) if name in reads else None
 
     critic = next((name for name in reads if name in ("old_values", "values")), "values")
+    faults = asked("message_faults")
+    if faults is not None and bool((faults > LAST_FAULT).any()):
+        raise StageError(
+            f"message_faults holds {int(faults.max())}, expected 0 to {LAST_FAULT}: no setting "
+            "says what tokens of such a message get",
+            hint="Number a message with an invalid tool call 1, one with malformed thinking 2.",
+        )
     if (kernel := block.kernel("advantage.estimate")) is not None:
         kl, values = asked("kl"), asked(critic)
         reward, mask = column("reward"), packed.mask
@@ -147,7 +157,7 @@ def estimated(
             sum_pi_squared=asked("sum_pi_squared"),
             weights=_weights(block, column),
             bootstrap=_bootstrap(block, asked("last_value")),
-            faults=asked("message_faults"),
+            faults=faults,
             overrides=message_faults(block.settings),
         ),
     )

@@ -1,4 +1,4 @@
-"""Variants: a stage of a cohort recomputed under other settings, columns, groups or arithmetic."""
+"""Variants: a cohort under other settings, columns, groups or arithmetic than it was captured."""
 
 from __future__ import annotations
 
@@ -7,24 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
-from trajreplay.schema.errors import StageError
-from trajreplay.schema.policy import Tolerance
 from trajreplay.schema.settings import LOSS_TERMS, Settings, with_changes
-from trajreplay.stages.advantages import compare_estimates, compare_kl, estimated
 from trajreplay.stages.block import Block
 from trajreplay.stages.capability import ability
-from trajreplay.stages.compare import Compared, compare_scalar
-from trajreplay.stages.losses import sample_scalars, summed_scalars
-from trajreplay.stages.outputs import is_stated, recorded_outputs
-from trajreplay.stages.report import CohortReport, Divergence
-from trajreplay.stages.rewards import Processed, raw_rewards
-from trajreplay.stages.sample_losses import SampleLosses
+from trajreplay.stages.report import CohortReport
 
-# Tolerances that a scalar is off by where no bound of its rounding is asked for.
-FAR = 3e3
 # Stages whose recorded values are compared with recomputed ones.
 COMPUTED = (
     "reward.post_process",
@@ -137,174 +126,3 @@ def changed_settings(settings: Settings, changes: Mapping[str, Any]) -> Settings
     terms = [one for one in LOSS_TERMS if one not in kept]
     unsaid = [f"loss.{one}" for one in terms if f"loss.{one}" not in changes]
     return with_changes(found, dict.fromkeys(unsaid))
-
-
-@dataclass(frozen=True)
-class Values:
-    """What is recorded of one field of a stage, and what it should be.
-
-    Args:
-        field: The column or scalar.
-        per: What has a value: sample, token, or the scalar itself.
-        recorded: (E,) float64.
-        recomputed: (E,) float64.
-        disagree: (E,) bool. Beyond every bound; a NaN agrees with a NaN here.
-        counts: (E,) bool. Values that count: those of trainable tokens.
-        undecided: How many agree only within the bound that float32 allows.
-        places: Where each scalar is from: rank, and micro-batch in brackets; empty otherwise.
-        samples: (E,) int64. The packed sample of each value; of scalars -1.
-    """
-
-    field: str
-    per: str
-    recorded: Tensor
-    recomputed: Tensor
-    disagree: Tensor
-    counts: Tensor
-    undecided: int
-    places: tuple[str, ...]
-    samples: Tensor
-
-
-def recompute(
-    block: Block,
-    stage: str,
-    replaced: Mapping[str, Tensor] | None = None,
-    *,
-    quick: bool = False,
-) -> list[Values]:
-    """Recompute one stage of a block of one cohort, and hold what is recorded against it.
-
-    Args:
-        block: One cohort, as captured or varied.
-        stage: The stage.
-        replaced: Columns to read instead of the recorded ones.
-        quick: Whether scalars that are far off are spared the bound of their rounding.
-
-    Returns:
-        The fields that were recorded.
-
-    Raises:
-        StageError: It cannot be recomputed.
-    """
-    if stage not in block.cohorts[0].abilities:
-        raise StageError(f"{stage} cannot be recomputed under these settings", stage=stage)
-    own = dict(replaced or {})
-    if stage == "reward.post_process":
-        found = Processed(block, raw_rewards(block, own))
-        recorded = block.packed.scalars("reward")
-        return [_elements(block, "reward", recorded, found.values, found.compare())]
-    if stage == "advantage.kl":
-        _, values, compared = compare_kl(block)
-        return [_elements(block, "kl", block.packed.tokens("kl"), values, compared)]
-    if stage == "advantage.estimate":
-        made = estimated(block, own)
-        names = [one for one in made if one in block.packed.table.column_names]
-        return [
-            _elements(
-                block,
-                name,
-                block.packed.tokens(name),
-                made[name],
-                compare_estimates(block, name, made[name], own),
-            )
-            for name in names
-        ]
-    return _scalars(block, stage, own, quick=quick)
-
-
-def _elements(
-    block: Block, name: str, recorded: Tensor, recomputed: Tensor, compared: Compared
-) -> Values:
-    per_token = block.per_token(name)
-    disagree = compared.disagree
-    if disagree is None:
-        disagree = torch.zeros(len(recorded), dtype=torch.bool)
-    counts = block.packed.mask if per_token else torch.ones(len(recorded), dtype=torch.bool)
-    samples = torch.arange(len(block.packed.lengths))
-    if per_token:
-        samples = samples.repeat_interleave(block.packed.lengths)
-    return Values(
-        name,
-        "token" if per_token else "sample",
-        recorded,
-        recomputed,
-        disagree & ~_same(recorded, recomputed),
-        counts,
-        sum(look.undecided for look in compared.looks),
-        (),
-        samples,
-    )
-
-
-def _same(recorded: Tensor, recomputed: Tensor) -> Tensor:
-    return (recorded == recomputed) | (recorded.isnan() & recomputed.isnan())
-
-
-_Row = tuple[Tensor, Tensor, Tensor, Tensor, int, list[str]]
-
-
-def _none() -> float:
-    return 0.0
-
-
-def _is_far(found: Divergence, tolerance: Tolerance) -> bool:
-    """Whether a scalar is so far off that no rounding is behind it."""
-    limit = tolerance.atol + tolerance.rtol * abs(found.recomputed)
-    return found.abs_error > FAR * limit
-
-
-def _scalars(block: Block, stage: str, replaced: dict[str, Tensor], *, quick: bool) -> list[Values]:
-    losses = SampleLosses(block, stage, replaced)
-    by_field: dict[str, list[_Row]] = {}
-    for one in recorded_outputs(block, 0, stage):
-        name = one.output.field
-        if name not in losses.means or not one.complete or not is_stated(one.output):
-            continue
-        rank = one.entry.key.rank
-        if one.output.scope == "sample":
-            recorded, recomputed, compared = sample_scalars(block, one, losses)
-            differs = compared.disagree
-            if differs is None:
-                differs = torch.zeros(len(recorded), dtype=torch.bool)
-            undecided = compared.looks[0].undecided
-            row: _Row = (recorded, recomputed, differs, one.samples, undecided, [])
-            by_field.setdefault(name, []).append(row)
-            continue
-        for scalar in summed_scalars(block, one, losses):
-            found = scalar.divergence
-            hopeless = quick and _is_far(found, scalar.tolerance)
-            slack = _none if hopeless else scalar.slack
-            look = compare_scalar(found, scalar.tolerance, slack)
-            label, _, batch = found.field.partition("[")
-            place = "all ranks" if found.rank is None else f"rank {rank}"
-            place += f" [{batch}" if batch else ""
-            row = (
-                torch.tensor([found.recorded], dtype=torch.float64),
-                torch.tensor([found.recomputed], dtype=torch.float64),
-                torch.tensor([bool(look.mismatches)]),
-                torch.tensor([-1]),
-                look.undecided,
-                [place],
-            )
-            by_field.setdefault(label, []).append(row)
-    made = []
-    for name, rows in by_field.items():
-        recorded, recomputed, differs, samples = (
-            torch.cat([row[part] for row in rows])  # type: ignore[misc]
-            for part in range(4)
-        )
-        made.append(
-            Values(
-                name,
-                "sample" if bool((samples >= 0).any()) else "scalar",
-                recorded,
-                recomputed,
-                differs & ~_same(recorded, recomputed),
-                torch.ones(len(recorded), dtype=torch.bool),
-                sum(row[4] for row in rows),
-                tuple(place for row in rows for place in row[5]),
-                samples,
-            )
-        )
-    return made

@@ -19,14 +19,8 @@ from trajreplay.stages.block import Block
 from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.judge import DEFAULT_MEMORY_BYTES
 from trajreplay.stages.report import CohortReport, json_float
-from trajreplay.stages.variants import (
-    COMPUTED,
-    Values,
-    Variant,
-    changed_settings,
-    recompute,
-    varied,
-)
+from trajreplay.stages.values import Values, recompute
+from trajreplay.stages.variants import COMPUTED, Variant, changed_settings, varied
 from trajreplay.stages.whole import WholeCohorts, block_of
 
 # Columns that a step takes over from the rollouts that it consumed from.

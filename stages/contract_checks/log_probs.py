@@ -98,7 +98,8 @@ def _filled(given: Together, one: str, other: str) -> Iterator[Found]:
 def _apart(given: Together, one: str, other: str) -> Iterator[Found]:
     """Cohorts in which two columns of the same tokens are far apart: what they have in common."""
     first, second = given.tokens(one), given.tokens(other)
-    gap = np.abs(first - second)
+    with np.errstate(invalid="ignore"):  # an infinity less another, which is not usable
+        gap = np.abs(first - second)
     usable = given.mask
     if not given.finite(one, other):
         usable = usable & np.isfinite(first) & np.isfinite(second)

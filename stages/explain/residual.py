@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trajreplay.stages.block import Block
-from trajreplay.stages.variants import Values
+from trajreplay.stages.values import Values
 
 # A shape explains an error that it leaves less than this part of.
 LEFT = 1e-3

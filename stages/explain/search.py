@@ -14,7 +14,8 @@ from trajreplay.stages.block import Block
 from trajreplay.stages.explain.explanation import Explanation, Hypothesis
 from trajreplay.stages.explain.residual import residual_shape
 from trajreplay.stages.faults import Fault, Told
-from trajreplay.stages.variants import Values, Variant, recompute, varied
+from trajreplay.stages.values import Values, recompute
+from trajreplay.stages.variants import Variant, varied
 
 # Singles that are combined: the most that a search of one stage recomputes is half its square.
 PAIRED = 14

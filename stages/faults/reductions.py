@@ -139,7 +139,8 @@ def _factor_words(block: Block) -> dict[float, str]:
 
 def _factors(block: Block) -> Iterable[Told]:
     """A factor between what was recorded and what is right, where it is a plausible one."""
-    from trajreplay.stages.variants import recompute, varied
+    from trajreplay.stages.values import recompute
+    from trajreplay.stages.variants import varied
 
     words = _factor_words(block)
     own = varied(block, Variant(), (STAGE,))

@@ -380,8 +380,16 @@ def test_masked_tokens_are_harmful_only_where_the_settings_say(
     lake: Lake, made: str, told: str
 ) -> None:
     """Bounds of a micro-batch are those of its trained tokens, or of all of them."""
-    m2po = {"loss.surrogate": "m2po", "loss.m2po_kl2_budget": 0.02, "loss.m2po_least_low": 0.0}
-    m2po["loss.m2po_least_high"] = 0.0
-    ways = [{**m2po, "loss.m2po_counts": one} for one in (made, told)]
-    cohort = _replayed(lake, *ways)
+    m2po: dict[str, Any] = {"loss.surrogate": "m2po", "loss.m2po_kl2_budget": 0.02}
+    m2po |= {"loss.m2po_least_low": 0.0, "loss.m2po_least_high": 0.0}
+    counts = "loss.m2po_counts"
+    cohort = _replayed(lake, {**m2po, counts: made}, {**m2po, counts: told})
     assert cohort.first_divergent_stage == "loss.policy", cohort.to_json()
+
+
+def test_a_fault_of_a_message_that_nobody_knows_is_refused(lake: Lake) -> None:
+    def change(shares: dict[int, list[Sample]], scalars: Scalars) -> None:
+        shares[1][2].columns["message_faults"][0] = 3
+
+    cohort = _replayed(lake, {"advantage.malformed_thinking": -1.0}, change=change)
+    assert "message_faults holds 3, expected 0 to 2" in refusals(cohort)
