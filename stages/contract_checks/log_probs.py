@@ -139,9 +139,8 @@ def _nearest_moves(given: Together, first: Floats, second: Floats, usable: Flags
     counted = usable[later] & usable[before]
     starts = given.offsets[:-1][given.lengths > 0] - 1
     counted[starts[(starts >= 0) & (starts % STRIDE == 0)] // STRIDE] = False
-    moves = [
-        np.where(counted, np.abs(one - other), 0.0)
-        for one, other in ((first[later], second[before]), (first[before], second[later]))
-    ]
+    pairs = (first[later], second[before]), (first[before], second[later])
+    with np.errstate(invalid="ignore"):  # as above
+        moves = [np.where(counted, np.abs(one - other), 0.0) for one, other in pairs]
     cuts = [(bound + STRIDE - 2) // STRIDE for bound in given.packed.token_bounds]
     return [min(float(one[start:stop].sum()) for one in moves) for start, stop in pairwise(cuts)]
