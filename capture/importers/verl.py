@@ -22,7 +22,7 @@ from trajreplay.schema.identity import ProducerInfo
 from trajreplay.schema.records import SampleRecord
 
 _NAME = re.compile(r"(0|[1-9][0-9]{0,17})\.jsonl")
-_VALIDATION = re.compile(r"(^|[^a-z])val", re.IGNORECASE)
+_VALIDATION = re.compile(r"(^|[^a-z])val(id|idation)?([^a-z]|$)", re.IGNORECASE)
 _NAMES = ("input", "output", "gts", "score", "step")
 _IDS = ("uid", "request_id")
 _LACKS = dict.fromkeys(
@@ -74,7 +74,7 @@ def _read(path: Path, options: ImportOptions) -> Sequence[CaptureRecord]:
         raise DatasetError(f"{path}: no lines, expected one for each sample", path=str(path))
     named, facts = grouped_texts(samples, prompts, options, str(path))
     said = stated(options, _LACKS, grouped=True)
-    validation = not trained and any(_VALIDATION.search(one) for one in path.parts[-3:-1])
+    validation = not trained and _VALIDATION.search(path.parent.name) is not None
     notes = []
     if others:
         listed = ", ".join(map(read.shown, list(others)[:8]))

@@ -64,6 +64,18 @@ def test_validation_of_verl_is_told_by_its_folder(lake: Lake) -> None:
     assert [one.captures[0][0] for one in named.sources] == ["mine", "mine-val"]
 
 
+@pytest.mark.parametrize(
+    ("folder", "validates"),
+    [("val", True), ("my_valid-data", True), ("values", False), ("retrieval", False)],
+)
+def test_only_a_whole_word_makes_a_folder_one_of_validation(
+    folder: str, validates: bool, lake: Lake, tmp_path: Path
+) -> None:
+    path = edited(copied(ROLLOUTS, tmp_path / "val" / folder), of_tasks)
+    run = imported(lake, "verl", path).captures[0][0]
+    assert run == folder + "-val" * validates
+
+
 @pytest.mark.parametrize(("kind", "path"), [("verl", ROLLOUTS), ("areal", AREAL)])
 @pytest.mark.parametrize("profile", [None, "verl"])
 def test_scores_alone_are_never_a_pass(
