@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from trajreplay.capture.device import DeviceCopies
 from trajreplay.schema.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -42,38 +43,54 @@ class Block(NamedTuple):
         return [held[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
 
+class Slot(NamedTuple):
+    """Memory of a copy, and the event after which it has its values; None where it has them."""
+
+    memory: torch.Tensor
+    filled: Any
+
+
 class Slots:
     """Host memory for copies. A fresh page costs more than the copy into it, so slots are kept.
 
     Args:
         limit_bytes: Most that may lie idle.
+        device_bytes: Device memory that copies from it may take.
+
+    Attributes:
+        device: What brings values of a CUDA device into pinned slots.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, device_bytes: int = 0) -> None:
         self._limit_bytes = limit_bytes
         self._idle_bytes = 0
         self._lock = threading.Lock()  # one thread takes, another gives back
-        self._idle: dict[tuple[torch.dtype, int], list[torch.Tensor]] = defaultdict(list)
+        self._idle: dict[tuple[torch.dtype, int, bool], list[Slot]] = defaultdict(list)
+        self.device = DeviceCopies(device_bytes)
 
-    def take(self, dtype: torch.dtype, count: int) -> torch.Tensor:
+    def take(self, dtype: torch.dtype, count: int, *, pinned: bool = False) -> torch.Tensor:
         """A flat tensor of at least `count` values, whatever they are."""
         import torch
 
         capacity = max(_LEAST_VALUES, 1 << (count - 1).bit_length())
         with self._lock:
-            if idle := self._idle[dtype, capacity]:
-                slot = idle.pop()
+            idle = self._idle[dtype, capacity, pinned]
+            # A copy that was given up may still be under way into its slot.
+            if idle and (idle[-1].filled is None or idle[-1].filled.query()):
+                slot = idle.pop().memory
                 self._idle_bytes -= slot.nbytes
                 return slot
-        return torch.empty(capacity, dtype=dtype)
+        return torch.empty(capacity, dtype=dtype, pin_memory=pinned)
 
-    def give_back(self, slots: Sequence[torch.Tensor]) -> None:
+    def give_back(self, slots: Sequence[Slot]) -> None:
         """Let slots be used again, whose values nobody reads any more."""
         with self._lock:
             for slot in slots:
-                if self._idle_bytes + slot.nbytes <= self._limit_bytes:
-                    self._idle_bytes += slot.nbytes
-                    self._idle[slot.dtype, slot.numel()].append(slot)
+                memory = slot.memory
+                if self._idle_bytes + memory.nbytes <= self._limit_bytes:
+                    self._idle_bytes += memory.nbytes
+                    kind = memory.dtype, memory.numel(), slot.filled is not None
+                    self._idle[kind].append(slot)
 
 
 class Copier:
@@ -88,8 +105,14 @@ class Copier:
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
-        self._taken: list[torch.Tensor] = []
+        self._taken: list[Slot] = []
         self.held_bytes = 0
+
+    def wait(self) -> None:
+        """Wait until all values are there; for a thread that reads them, and never for training."""
+        for _, filled in self._taken:
+            if filled is not None:
+                filled.synchronize()
 
     def release(self) -> None:
         """Give the memory back: the copies are written, or given up."""
@@ -157,9 +180,7 @@ class Copier:
             array = np.array(values)
             self.held_bytes += array.nbytes
             return array
-        held = _shaped(self._slot(values.dtype, values.numel()), values.shape)
-        held.copy_(values.detach())
-        return held
+        return self._filled([values.detach()], values.shape)
 
     def _joined(self, values: Sequence[Any]) -> Block | None:
         """Copies of many small tensors in one; None where they are not of one kind."""
@@ -170,24 +191,39 @@ class Copier:
             if type(one) is not torch.Tensor or one.dtype is not dtype or one.ndim != 1:
                 return None
             lengths.append(one.numel())
-        held = _shaped(self._slot(dtype, sum(lengths)), (sum(lengths),))
         with torch.no_grad():
-            if all(one.is_cpu for one in values):
-                torch.cat(values, out=held)
-            else:
-                held.copy_(torch.cat(values))
+            held = self._filled(values, (sum(lengths),))
         return Block(held, lengths)
 
-    def _slot(self, dtype: torch.dtype, count: int) -> torch.Tensor:
-        slot = self._slots.take(dtype, count)
-        self._taken.append(slot)
+    def _filled(self, values: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tensor:
+        """Tensors of one dtype one after the other, in a slot of this shape."""
+        first, count = values[0], sum(one.numel() for one in values)
+        pinned = first.is_cuda and all(one.is_cuda for one in values)
+        slot = self._slots.take(first.dtype, count, pinned=pinned)
         self.held_bytes += slot.nbytes
-        return slot
+        held, filled = _shaped(slot, shape), None
+        if pinned:
+            whole, at = slot, 0
+            for one in values:
+                part = whole[at : at + one.numel()].view(one.shape)
+                filled = self._slots.device.copy(part, one)
+                at += one.numel()
+        elif len(values) == 1:
+            held.copy_(first)
+        else:
+            import torch
+
+            torch.cat([one.cpu() for one in values], out=held)
+        self._taken.append(Slot(slot, filled))
+        return held
 
 
 def _shaped(slot: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """The beginning of a slot in a shape, by one operation where a slice and a view are two."""
-    return slot.as_strided(shape, (shape[1], 1) if len(shape) == 2 else (1,) * len(shape))
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.insert(0, strides[0] * size)
+    return slot.as_strided(shape, strides[: len(shape)])
 
 
 def _is_torch(value: Any) -> bool:

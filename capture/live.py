@@ -53,7 +53,7 @@ class LiveRecorder(Guarded):
         self._stages: dict[Level, Stages] = {"rollout": rollout_stages, "step": step_stages}
         self._open: dict[Level, Pending | None] = {}
         self._routing: Mapping[str, Any] = {}
-        self._slots = Slots(switches.queue_bytes)
+        self._slots = Slots(switches.queue_bytes, switches.device_bytes)
         self._outlet = Outlet(
             switches,
             {

@@ -238,6 +238,7 @@ class Pending:
         Raises:
             TrajReplayError: It cannot be represented.
         """
+        self.copier.wait()
         columns = dict(self._columns)
         masks = self._rows(columns.pop("loss_mask", {}))
         rows = zip(self._samples, masks, self._micro_batches, strict=True)

@@ -33,6 +33,8 @@ class Switches:
         selection: The rollouts and steps that are captured.
         redaction: What may be kept of each text field; all text is dropped where nothing is said.
         queue_bytes: Copies that may wait to be written. Bytes.
+        device_bytes: Device memory that copies from there may take, so that they are made beside
+            the training; none for copies in its own stream. Bytes.
         wait_s: How long training may wait for room in that queue before a capture is dropped.
         close_s: How long the end of the program may wait for what is not yet written.
         keep_last: Steps that are held in memory, with the rollouts that they consumed from, and
@@ -50,6 +52,7 @@ class Switches:
     selection: Selection = field(default_factory=Selection)
     redaction: Mapping[str, str] = field(default_factory=dict)
     queue_bytes: int = 1 << 28
+    device_bytes: int = 0
     wait_s: float = 0.0
     close_s: float = 30.0
     keep_last: int = 0
@@ -190,6 +193,7 @@ _READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "ROLLOUTS": ("rollouts", _rollouts),
     "REDACTION": ("redaction", _redaction),
     "QUEUE_BYTES": ("queue_bytes", _bytes),
+    "DEVICE_BYTES": ("device_bytes", _bytes),
     "WAIT_S": ("wait_s", _seconds),
     "CLOSE_S": ("close_s", _seconds),
     "KEEP_LAST": ("keep_last", _count),

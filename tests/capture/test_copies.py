@@ -88,6 +88,14 @@ def test_values_that_do_not_fit_the_samples_are_refused(values: Any) -> None:
         Copier(Slots(0)).block("log_probs", values, [2, 2])
 
 
+@given(shape=st.lists(st.integers(0, 4), max_size=4))
+def test_a_value_of_any_shape_is_copied(shape: list[int]) -> None:
+    value = torch.randn(shape)
+    held = Copier(Slots(1 << 20)).value(value)
+    assert held.equal(value)
+    assert not value.numel() or held.data_ptr() != value.data_ptr()
+
+
 def test_memory_is_used_again_and_bounded() -> None:
     slots = Slots(1 << 16)
     first = Copier(slots)
