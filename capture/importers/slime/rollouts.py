@@ -169,6 +169,8 @@ def _sample(one: Fields, name: str, rollout_id: int, part: int | None) -> Sample
     length = one.get("response_length", read.count)
     tokens = one.get("tokens", vector, [])
     total = len(tokens.values) if hasattr(tokens, "values") else len(tokens)
+    if length > total:
+        raise one.error("response_length", f"is {length}", f"at most the {total} tokens")
     # A sample without a mask is trained on in full, one that is removed not at all.
     mask = one.get("loss_mask", integers, np.ones(length, np.int64))
     if len(mask) != length:

@@ -207,6 +207,13 @@ def test_a_dump_that_contradicts_itself_is_refused_whole(
     assert hint
 
 
+def test_a_response_that_is_longer_than_its_tokens_takes_no_memory(tmp_path: Path) -> None:
+    rolled = rollout()
+    rolled["samples"][1].update(response_length=2**31 - 1, loss_mask=None)
+    problem, _ = refusal(saved(rolled, tmp_path / "0.pt"))
+    assert "response_length is 2147483647, expected at most the 5 tokens" in problem
+
+
 def test_a_train_dump_and_another_rollout_do_not_go_together(tmp_path: Path) -> None:
     other = rollout()
     other["samples"][5]["index"] = 77
