@@ -16,6 +16,7 @@ from trajreplay.schema.bundles.unpickle import TensorValue
 from trajreplay.schema.errors import DatasetError
 
 MAX_DUMP_BYTES = 8 << 30
+_LARGEST = 2.0**63
 _ALLOW = "Numbers and arrays of numpy are taken with --allow-numpy; nothing in the file is run."
 
 
@@ -73,7 +74,9 @@ def integers(value: Any) -> npt.NDArray[np.int64]:
         found = np.array(value or [], dtype=None if value else np.int64)
     else:
         raise ValueError("integers, as a list or a tensor of one dimension")
-    whole = found.astype(np.int64) if np.isfinite(found).all() else None
-    if whole is None or not np.array_equal(whole, found):
+    if found.dtype == object or not (np.abs(found.astype(np.float64)) < _LARGEST).all():
+        raise ValueError("whole numbers that fit 64 bits")
+    whole = found.astype(np.int64)
+    if not np.array_equal(whole, found):
         raise ValueError("whole numbers")
     return whole

@@ -101,7 +101,7 @@ def rank_files(path: Path) -> list[Path]:
     wanted = str(mine[2])  # a name without it could not be told from that of another rollout
     ranks: dict[int, Path] = {}
     for name in sorted(os.listdir(path.parent)):  # noqa: PTH208 - paths of all would take longer
-        one = path.parent / name if wanted in name else None
+        one = path.parent / name if wanted in name or name == path.name else None
         if one is None or not is_plain_file(one) or _place(one) != mine:
             continue
         if (rank := _rank(one)) in ranks:
