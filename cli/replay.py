@@ -55,6 +55,25 @@ from trajreplay.cli.what_if import write_what_if
     "them.",
 )
 @click.option(
+    "--atol",
+    type=click.FloatRange(min=0),
+    metavar="NUMBER",
+    help="Pass where |recorded - recomputed| <= atol + rtol |recomputed|, in the unit of the "
+    "value. What only a tolerance looser than the policy's accepts is precision. Default: 1e-06.",
+)
+@click.option(
+    "--rtol",
+    type=click.FloatRange(min=0),
+    metavar="NUMBER",
+    help="See --atol. Default: 1e-05, or that of the recorded dtype.",
+)
+@click.option(
+    "--exact",
+    is_flag=True,
+    help="Show as precision everything that has not, bit for bit, what float32 arithmetic gives in "
+    "the order of tokens and samples. Default: within the tolerance.",
+)
+@click.option(
     "--set",
     "changes",
     type=SettingChange(),
@@ -90,6 +109,8 @@ def replay(
     has to satisfy all.
     """
     check_selection(selection)
+    if changes or explained:
+        _refuse(("atol", "rtol", "exact"), selection, "--set" if changes else "--explain")
     if changes:
         _show_what_if(source, output, dict(changes), {"run": run, **selection})
         return
@@ -107,11 +128,16 @@ def replay(
 def _show_what_if(
     source: Source, output: Output, changes: dict[str, Any], selection: dict[str, Any]
 ) -> None:
-    for name in ("reward", "require_stages", "allow_partial"):
-        if selection.pop(name):
-            flag = f"--{name.replace('_', '-')}"
-            raise click.UsageError(f"{flag} is part of a verdict, and --set gives none.")
+    _refuse(("reward", "require_stages", "allow_partial"), selection, "--set")
     selection.pop("closure")
     with source.open(output) as lake, ProgressBar("Recomputing", quiet=output.quiet) as progress:
         found = lake.what_if(changes, progress=progress, **selection)
     write_what_if(found, output)
+
+
+def _refuse(names: tuple[str, ...], selection: dict[str, Any], other: str) -> None:
+    """Take options out that cannot go with another one, if they are not given."""
+    for name in names:
+        if selection.pop(name) not in (None, False):
+            flag = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{flag} is part of a verdict, and {other} takes none.")

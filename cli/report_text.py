@@ -62,6 +62,8 @@ class ReportText:
         for path, problem in self._report.refused.items():
             verdict = self._painted("refused", "refused")
             lines += [f"{printable(path)}: {verdict}: {printable(problem, keep=chr(10))}", ""]
+        if self._report.comparison is not None:
+            lines.append(f"compared as asked: {self._report.comparison}")
         text = "".join(f"{line}\n" for line in (*lines, self._closing()))
         return text.lstrip("\n")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -56,7 +56,7 @@ class OpenFile:
         self.file = file
         self.table = table
         self.columns = tuple(file.columns) if columns is None else tuple(columns)
-        self._content = os.fdopen(store.open(file.path), "rb", buffering=0)
+        self._descriptor = store.open(file.path)
         self.whole: bytes | None = None
         try:
             self._check_size()
@@ -65,12 +65,12 @@ class OpenFile:
             else:
                 self._check_footer()
                 if every_byte and file.digest:
-                    self._check_digest(file_digest(self._content.fileno()))
-            texts = tuple([one for one in self.columns if one in table and table[one].is_text])
+                    self._check_digest(file_digest(self._descriptor))
+            texts = tuple([one for one in self.columns if one in table.texts])
             self.parquet = self._open(texts)
             self.footer = Footer(file, self.parquet, texts)
         except BaseException:
-            self._content.close()
+            os.close(self._descriptor)
             raise
 
     def __enter__(self) -> Self:
@@ -82,7 +82,7 @@ class OpenFile:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._content.close()
+        os.close(self._descriptor)
 
     @property
     def row_groups(self) -> range:
@@ -102,39 +102,38 @@ class OpenFile:
                 more memory than they may take.
         """
         names = list(self.columns if columns is None else columns)
-        for name in names:
-            self.check_column(name, groups)
+        self.check_columns(names, groups)
         try:
             return self.parquet.read_row_groups(list(groups), columns=names, use_threads=False)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise broken(self.file, f"cannot be decoded: {error}") from error
 
-    def check_column(self, name: str, groups: range | None = None) -> None:
-        """Hold what a column claims to decode to against its entry, and against its values.
+    def check_columns(self, names: Iterable[str], groups: range | None = None) -> None:
+        """Hold what columns claim to decode to against the entry, and against their values.
 
         Raises:
-            DatasetError: It claims other values than its entry, or more memory than they may take.
+            DatasetError: One claims other values than its entry, or more memory than they may take.
         """
-        footer = self.footer
-        footer.check_count(name)
-        chunks = footer.chunks(name) if groups is None else footer.chunks_in(name, groups)
-        try:
-            check_claims(self._read_at, self.file.bytes, chunks, self.table[name].is_text)
-        except ValueError as error:
-            raise broken(self.file, f"column {name} has {error}", name) from error
+        footer, file, texts = self.footer, self.file, self.table.texts
+        content = self._read_at if self.whole is None else self.whole
+        for name in names:
+            footer.check_count(name)
+            chunks = footer.chunks(name) if groups is None else footer.chunks_in(name, groups)
+            try:
+                check_claims(content, file.bytes, chunks, name in texts)
+            except ValueError as error:
+                raise broken(file, f"column {name} has {error}", name) from error
 
     def _read_at(self, offset: int, size: int) -> bytes:
-        if self.whole is not None:
-            return self.whole[offset : offset + size]
-        return os.pread(self._content.fileno(), size, offset)
+        return os.pread(self._descriptor, size, offset)
 
     def _check_size(self) -> None:
-        size = os.fstat(self._content.fileno()).st_size
+        size = os.fstat(self._descriptor).st_size
         if size != self.file.bytes:
             raise broken(self.file, f"has {size} bytes, expected {self.file.bytes}")
 
     def _check_footer(self) -> None:
-        found = footer_digest(self._content.fileno(), self.file.bytes)
+        found = footer_digest(self._descriptor, self.file.bytes)
         if not found:
             raise broken(self.file, _NO_FOOTER)
         if found != self.file.footer:
@@ -155,7 +154,7 @@ class OpenFile:
         )
 
     def _verified_bytes(self) -> bytes:
-        content = os.pread(self._content.fileno(), self.file.bytes, 0)
+        content = os.pread(self._descriptor, self.file.bytes, 0)
         self._check_digest(bytes_digest(content))
         if not footer_bytes(content[-8:], self.file.bytes):
             raise broken(self.file, _NO_FOOTER)
@@ -168,8 +167,11 @@ class OpenFile:
             )
 
     def _open(self, as_dictionaries: tuple[str, ...]) -> pq.ParquetFile:
-        source: Any = pa.PythonFile(self._content, mode="r")
-        if self.whole is not None:
+        source: Any
+        if self.whole is None:
+            content = os.fdopen(self._descriptor, "rb", buffering=0, closefd=False)
+            source = pa.PythonFile(content, mode="r")
+        else:
             source = pa.BufferReader(self.whole)
         try:
             return pq.ParquetFile(

@@ -104,14 +104,16 @@ class Footer:
         if name in self._counted:
             return
         self._counted.add(name)
-        file, is_list = self.file, TABLES[self.file.table][name].is_list
-        expected, leaves = file.columns[name].values, len(self._leaves[name])
+        file, low, high = self.file, self.file.rows, self.file.rows
+        if TABLES[file.table][name].is_list:
+            # A row without values, null or an empty list, counts as one in a footer.
+            expected = file.columns[name].values
+            low, high = max(expected, low), expected + high
         counts = [chunk.num_values for chunk in self.chunks(name)]
-        # A row without values, null or an empty list, counts as one in a footer.
-        low = max(expected, file.rows) if is_list else file.rows
-        high = expected + file.rows if is_list else file.rows
+        if len(counts) > 1:
+            counts = [sum(mine) for mine in _by_leaf(counts, len(self._leaves[name]))]
         shared = file.rows != sum(file.row_groups)
-        for found in counts if len(counts) == 1 else map(sum, _by_leaf(counts, leaves)):
+        for found in counts:
             if found < low or (found > high and not shared):
                 raise broken(
                     file, f"column {name} has {found} values in its footer, expected {low}", name

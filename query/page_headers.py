@@ -14,6 +14,7 @@ from functools import lru_cache
 import pyarrow.parquet as pq
 
 ReadAt = Callable[[int, int], bytes]
+Content = bytes | ReadAt  # of a file: all of it, or a way to so many bytes from an offset
 _Numbers = dict[tuple[int, ...], int]  # by the path of a field: its number in each struct
 TEXT_LIMIT_BYTES = 256 << 20
 _VALUE_BYTES = 16  # two of the widest values, or one with its levels and its place in a dictionary
@@ -38,12 +39,12 @@ _PLAIN = re.compile(
 
 
 def check_claims(
-    read_at: ReadAt, file_bytes: int, chunks: Iterable[pq.ColumnChunkMetaData], is_text: bool
+    content: Content, file_bytes: int, chunks: Iterable[pq.ColumnChunkMetaData], is_text: bool
 ) -> None:
     """Hold what the pages of a column claim to take against what its values can need.
 
     Args:
-        read_at: Reads so many bytes of the file from an offset, fewer at its end.
+        content: The file; what reads from an offset gives fewer bytes at its end.
         file_bytes: Size of the file.
         chunks: The parts of the column that will be decoded.
         is_text: Whether its values are text, whose length no footer tells.
@@ -60,24 +61,26 @@ def check_claims(
         stop = start + chunk.total_compressed_size
         if not 0 <= start <= stop <= file_bytes:
             raise ValueError(f"pages from byte {start} to {stop}")
-        claimed += _claimed(read_at, start, stop)
+        claimed += _claimed(content, start, stop)
         values += chunk.num_values
     limit = _VALUE_BYTES * values + (TEXT_LIMIT_BYTES if is_text else _SLACK_BYTES)
     if claimed > limit:
         raise ValueError(f"pages that decode to {claimed} bytes, expected at most {limit}")
 
 
-def _claimed(read_at: ReadAt, start: int, stop: int) -> int:
+def _claimed(content: Content, start: int, stop: int) -> int:
     """What the pages between two places of a file decode to, as their headers say."""
     total = 0
     while start < stop:
-        raw = read_at(start, _WINDOW_BYTES)
-        plain = _PLAIN.match(raw)
+        if isinstance(content, bytes):
+            plain, skipped = _PLAIN.match(content, start), 0
+        else:
+            plain, skipped = _PLAIN.match(content(start, _WINDOW_BYTES)), start
         if plain is not None:
             size, packed, values = map(signed, plain.groups(b"\0"))
-            start += plain.end()
+            start = skipped + plain.end()
         else:
-            size, packed, values, start = _odd_header(read_at, start)
+            size, packed, values, start = _odd_header(content, start)
         if size < 0 or packed < 0 or start + packed > stop:
             raise ValueError(f"a page of {packed} bytes that decode to {size}")
         if not 0 <= values * _DICTIONARY_VALUE_BYTES <= size:
@@ -87,11 +90,14 @@ def _claimed(read_at: ReadAt, start: int, stop: int) -> int:
     return total
 
 
-def _odd_header(read_at: ReadAt, start: int) -> tuple[int, int, int, int]:
+def _odd_header(content: Content, start: int) -> tuple[int, int, int, int]:
     """Of a page: its size, its compressed size, its values if a dictionary, and where it begins."""
     window = _WINDOW_BYTES
     while True:
-        raw = read_at(start, window)
+        if isinstance(content, bytes):
+            raw = content[start : start + window]
+        else:
+            raw = content(start, window)
         numbers: _Numbers = {}
         try:
             end = _read_struct(raw, 0, (), numbers)

@@ -159,8 +159,7 @@ def finished_columns(
                 raise broken(file, f"lacks the column {name}", name)
             values = pa.nulls(rows, column.type)
         elif name not in proven:
-            values = checked(file, column, values)
-            digest = None
+            values, digest = checked(file, column, values), None
             if name in KEY_NAMES:
                 expected, digest = key_column(column, entry.key, start, rows)
                 if not values.equals(expected):
@@ -211,9 +210,9 @@ def _plain_text(file: DataFile, name: str, values: pa.ChunkedArray) -> pa.Chunke
 
 
 def _null_elements(values: pa.Array) -> bool:
-    if values.null_count:
-        return True
-    return pa.types.is_struct(values.type) and any(child.null_count for child in values.flatten())
+    if values.null_count or not isinstance(values, pa.StructArray):
+        return bool(values.null_count)
+    return any(child.null_count for child in values.flatten())
 
 
 def check_digest(

@@ -72,8 +72,7 @@ def check_file(
         with OpenFile(store, file, table, names, every_byte=number == 0) as opened:
             if number == 0:
                 problems += [("statistics", one) for one in _statistics_problems(opened, entry)]
-                for column in unread:
-                    opened.check_column(column.name)
+                opened.check_columns([column.name for column in unread])
             keys = [] if deep else known.of(opened, entry.key)
             left = [column for column in some if column.name not in keys]
             found = by_name(read_opened(opened, entry, left, verify=deep, short=False))

@@ -102,6 +102,8 @@ def _length_problems(column: Column, values: pa.ChunkedArray, lengths: Columns) 
 def redaction_problems(entry: Entry, table: Table, found: Columns) -> Iterator[str]:
     """What the text columns store that the capture's redaction policy does not leave."""
     texts = [name for name in found if name in TEXT_FIELDS and name in table]
+    if not texts and not entry.redaction:
+        return
     try:
         policy = Redaction(entry.redaction)
     except SchemaError as error:
@@ -117,9 +119,14 @@ def redaction_problems(entry: Entry, table: Table, found: Columns) -> Iterator[s
 def total_problems(entry: Entry, lengths: Columns) -> Iterator[str]:
     """Whether the responses have other tokens than the entry counts."""
     if "response_length" in lengths:
-        tokens = pc.sum(lengths["response_length"]).as_py() or 0
+        tokens = _total(lengths["response_length"])
         if tokens != entry.tokens:
             yield f"has {tokens} response tokens, its entry says {entry.tokens}"
+
+
+def _total(lengths: pa.ChunkedArray) -> int:
+    """The sum of a column of lengths; a missing one counts as 0."""
+    return sum(int(chunk.drop_null().to_numpy().sum(dtype="int64")) for chunk in lengths.chunks)
 
 
 def seal_problems(
@@ -142,7 +149,7 @@ def seal_problems(
         if not column.is_list or by not in lengths or seal.nulls or sharded:
             continue
         if by not in totals:
-            totals[by] = pc.sum(lengths[by]).as_py() or 0
+            totals[by] = _total(lengths[by])
         if seal.values != totals[by]:
             yield (
                 f"column {column.name} has {seal.values} values, expected {totals[by]}, the sum "

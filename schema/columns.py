@@ -89,6 +89,11 @@ class Table:
         return tuple(self._by_name)
 
     @cached_property
+    def texts(self) -> frozenset[str]:
+        """Names of the columns of text."""
+        return frozenset(column.name for column in self.columns if column.is_text)
+
+    @cached_property
     def arrow(self) -> pa.Schema:
         """The Arrow schema to which every reader and writer casts."""
         return pa.schema([column.field for column in self.columns])

@@ -67,12 +67,16 @@ def list_digest(column_type: pa.DataType, lengths: Int64s, values: Any) -> str:
 
 def _of_lists(prefix: bytes, lengths: Int64s, values: Any) -> str:
     rows = len(lengths)
-    head = [prefix, _EIGHT, _eight(rows), _VALID, _eight(8 * rows), lengths.tobytes(), _VALID]
-    return _hashed(b"".join([*head, _eight(len(values))]), values)
+    head = b"".join([prefix, _eight(rows), _VALID, _eight(8 * rows), lengths.tobytes(), _VALID])
+    return _hashed(head, values)
 
 
 def _hashed(head: bytes, content: Any) -> str:
-    hasher = blake3(head)
+    """The digest of what comes before the last part, its length, and that part."""
+    size = len(content)
+    if size <= _SMALL_BYTES:
+        return str(blake3(b"".join((head, size.to_bytes(8, "little"), content))).hexdigest())
+    hasher = blake3(head + size.to_bytes(8, "little"))
     hasher.update(content)
     return str(hasher.hexdigest())
 
@@ -91,22 +95,23 @@ def _digest_at_once(chunk: pa.Array) -> str | None:
             return None
         return _of_lists(prefix, lengths_of(chunk), fixed_width_bytes(values))
     rows = len(chunk)
-    head = prefix + _EIGHT + _eight(rows) + _VALID
-    if shape == "text":
-        ends = np.frombuffer(chunk.buffers()[1], np.int32, rows + 1, chunk.offset * 4)
-        lengths = np.subtract(ends[1:], ends[:-1], dtype=np.int64)
-        head += _eight(8 * rows) + lengths.tobytes()
-        data = chunk.buffers()[2]
-        content = memoryview(data)[int(ends[0]) : int(ends[-1])] if data is not None else b""
-    else:
-        content = fixed_width_bytes(chunk)
-    return _hashed(head + _eight(len(content)), content)
+    head = prefix + _eight(rows) + _VALID
+    if shape == "plain":
+        return _hashed(head, fixed_width_bytes(chunk))
+    _, places, data = chunk.buffers()
+    ends = np.frombuffer(places, np.int32, rows + 1, chunk.offset * 4)
+    lengths = np.subtract(ends[1:], ends[:-1], dtype=np.int64)
+    head += _eight(8 * rows) + lengths.tobytes()
+    return _hashed(head, memoryview(data)[int(ends[0]) : int(ends[-1])] if data else b"")
 
 
 @cache
 def _plain_form(column_type: pa.DataType) -> tuple[str | None, bytes]:
-    """Whether a column is text, plain numbers or lists of them; and what its digest begins with."""
-    prefix = _sized(_DOMAIN) + _sized(canonical_type(column_type).encode())
+    """Whether a column is text, plain numbers or lists of them; and what its digest begins with.
+
+    That is its domain, its type, and the length of the row count that follows.
+    """
+    prefix = _sized(_DOMAIN) + _sized(canonical_type(column_type).encode()) + _eight(8)
     if pa.types.is_string(column_type):
         return "text", prefix
     listed = _is_list(column_type)
@@ -124,7 +129,6 @@ def _eight(number: int) -> bytes:
     return number.to_bytes(8, "little")
 
 
-_EIGHT = _eight(8)
 _VALID = _sized(_ALL_VALID)
 
 

@@ -28,15 +28,15 @@ _SEAL_TYPES = frozenset(product([str], [int], [int], [int, _NOTHING], [str, _NOT
 
 def read_seals(tree: Any) -> dict[str, ColumnSeal]:
     """The columns of a data file."""
-    return {name: _seal(one) for name, one in exact.tree(tree).items()}
-
-
-def _seal(parts: Any) -> ColumnSeal:
-    if tuple(map(type, exact.array(parts))) not in _SEAL_TYPES or (
-        min(parts[1], parts[2], parts[3] or 0) < 0
-    ):
-        raise ValueError(f"{parts!r} are no digest, counts and dtype")
-    return tuple.__new__(ColumnSeal, parts)
+    seals = {}
+    for name, parts in exact.tree(tree).items():
+        if type(parts) is not list or tuple(map(type, parts)) not in _SEAL_TYPES:
+            raise ValueError(f"{parts!r} are no digest, counts and dtype")
+        _, values, nulls, non_finite, _ = parts
+        if values < 0 or nulls < 0 or (non_finite or 0) < 0:
+            raise ValueError(f"{parts!r} count fewer than none")
+        seals[name] = ColumnSeal._make(parts)
+    return seals
 
 
 def _outputs(trees: Any) -> tuple[Output, ...]:
@@ -93,10 +93,11 @@ def _shared_contracts(tree: bytes) -> Mapping[str, StageContract]:
 
 
 def _tolerances(tree: Any) -> dict[str, Tolerance]:
-    return {
-        name: Tolerance(*map(read_float, exact.array(one)))
-        for name, one in exact.tree(tree).items()
-    }
+    return {name: _tolerance(*exact.array(one)) for name, one in exact.tree(tree).items()}
+
+
+def _tolerance(atol: Any, rtol: Any) -> Tolerance:
+    return Tolerance(read_float(atol), read_float(rtol))
 
 
 def _origins(tree: Any) -> dict[str, LogProbOrigin]:

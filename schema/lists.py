@@ -8,11 +8,12 @@ import numpy as np
 import pyarrow as pa
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
+_INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 
 
 def list_offsets(chunk: pa.Array) -> np.ndarray[Any, np.dtype[Any]]:
     """(S+1,) int32, or int64 of large lists. Where each list begins in `chunk.values`."""
-    width = np.dtype(np.int64 if pa.types.is_large_list(chunk.type) else np.int32)
+    width = _INT64 if isinstance(chunk, pa.LargeListArray) else _INT32
     return np.frombuffer(chunk.buffers()[1], width, len(chunk) + 1, chunk.offset * width.itemsize)
 
 

@@ -14,12 +14,25 @@ from trajreplay.schema.layout import TEMPORARY
 from trajreplay.schema.publish import publish, remove_if_there, sync_folder, write_synced
 from trajreplay.schema.store import Listed, check_relative
 
+_OF_THE_FILE = "Restore it from a copy of the lake; what else is affected: trajreplay validate"
+_TOO_MANY_OPEN = (
+    "The file is not at fault: close some files, or allow the process more of them, as with "
+    "ulimit -n 4096."
+)
+# What stops a read and is no fault of the lake.
+_OF_THE_PROCESS = {
+    errno.EMFILE: _TOO_MANY_OPEN,
+    errno.ENFILE: "The file is not at fault: the machine has no more files to open; close some.",
+    errno.EACCES: "Read it as a user who may, or change who may read the lake.",
+}
+
 
 class LocalStore:
     """A lake in a folder. The root is resolved once; no link below it is ever followed."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root).resolve()
+        self._prefix = f"{self.root}/"
         self._real_folders: set[str] = set()
 
     def __str__(self) -> str:
@@ -36,16 +49,18 @@ class LocalStore:
         Raises:
             DatasetError: The path leaves the lake, or a component of it is a link.
         """
-        parts = check_relative(path, self.root).split("/")
-        for depth in range(1, len(parts)):
-            folder = "/".join(parts[:depth])
-            if folder not in self._real_folders:
-                self._check_folder(folder)
-        return f"{self.root}/{path}"
+        self._check_folders(check_relative(path, self.root).rpartition("/")[0])
+        return f"{self._prefix}{path}"
+
+    def _check_folders(self, folder: str) -> None:
+        """Refuse a folder that is none, or is in none; those above it are looked at first."""
+        if folder and folder not in self._real_folders:
+            self._check_folders(folder.rpartition("/")[0])
+            self._check_folder(folder)
 
     def _check_folder(self, folder: str) -> None:
         try:
-            mode = os.lstat(f"{self.root}/{folder}").st_mode
+            mode = os.lstat(f"{self._prefix}{folder}").st_mode
         except OSError:
             return  # a missing folder shows when the file is opened
         if not stat.S_ISDIR(mode):
@@ -80,11 +95,8 @@ class LocalStore:
     def _unreadable(self, path: str, error: OSError) -> DatasetError:
         found = {errno.ENOENT: "is missing", errno.ELOOP: "is a link, expected a regular file"}
         reason = found.get(error.errno or 0, f"cannot be read: {error.strerror}")
-        return DatasetError(
-            f"{path} in {self.root} {reason}",
-            hint="Restore it from a copy of the lake; what else is affected: trajreplay validate",
-            path=path,
-        )
+        hint = _OF_THE_PROCESS.get(error.errno or 0, _OF_THE_FILE)
+        return DatasetError(f"{path} in {self.root} {reason}", hint=hint, path=path)
 
     def read(self, path: str, limit_bytes: int) -> bytes:
         """The bytes of a file.
@@ -123,6 +135,8 @@ class LocalStore:
                 children = list(found)
         except FileNotFoundError:
             return
+        except OSError as error:
+            raise self._unreadable(prefix, error) from error
         for child in children:
             path = f"{prefix}/{child.name}"
             if child.is_dir(follow_symlinks=False):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from trajreplay.schema.errors import SchemaError
+from trajreplay.schema.errors import QueryError, SchemaError
 
 TEXT_FIELDS = ("prompt", "response", "label", "tool_output", "path", "endpoint")
 _PREFIXES = {"hash": "sha256:", "keyed-hash": "hmac-sha256:"}
@@ -19,18 +21,76 @@ _TRUNCATE_DEFAULT = 64
 
 @dataclass(frozen=True)
 class Tolerance:
-    """|recorded - recomputed| <= atol + rtol * |recomputed| is a pass."""
+    """|recorded - recomputed| <= atol + rtol * |recomputed| is a pass.
+
+    Args:
+        atol: Unit of what is compared.
+        rtol: Dimensionless.
+        accepted: A looser one that was asked for: what only it allows is precision, not a pass.
+    """
 
     atol: float
     rtol: float
+    accepted: Tolerance | None = None
 
     def tightened(self, other: Tolerance) -> Tolerance:
         """The stricter of two, part by part."""
-        return Tolerance(min(self.atol, other.atol), min(self.rtol, other.rtol))
+        return Tolerance(min(self.atol, other.atol), min(self.rtol, other.rtol), self.accepted)
 
     def loosens(self, other: Tolerance) -> bool:
         """Whether it would accept what `other` does not."""
         return self.atol > other.atol or self.rtol > other.rtol
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How a replay was asked to compare, beside the policy.
+
+    Args:
+        atol: Absolute part of the tolerance; the policy's if None.
+        rtol: Relative part; the policy's if None.
+        exact: Whether a pass must also have, bit for bit, what float32 arithmetic gives, rounded
+            to the recorded dtype.
+
+    Raises:
+        QueryError: A part of the tolerance is negative or not finite.
+
+    >>> Comparison(rtol=0.01).of(Tolerance(1e-6, 1e-5)).accepted
+    Tolerance(atol=1e-06, rtol=0.01, accepted=None)
+    """
+
+    atol: float | None = None
+    rtol: float | None = None
+    exact: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in (("atol", self.atol), ("rtol", self.rtol)):
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise QueryError(
+                    f"{name} is {value}, expected a finite number, 0 or more",
+                    hint="A tolerance that allows everything compares nothing.",
+                )
+
+    def of(self, policy: Tolerance) -> Tolerance:
+        """A tolerance of the policy under it: stricter where asked, never silently looser."""
+        if self.atol is None and self.rtol is None:
+            return policy
+        asked = Tolerance(
+            policy.atol if self.atol is None else self.atol,
+            policy.rtol if self.rtol is None else self.rtol,
+        )
+        strict = policy.tightened(asked)
+        accepted = asked if asked.loosens(policy) else None
+        return Tolerance(strict.atol, strict.rtol, accepted)
+
+    def __str__(self) -> str:
+        parts = (("atol", self.atol), ("rtol", self.rtol))
+        named = [f"{name} {value:g}" for name, value in parts if value is not None]
+        return ", ".join([*named, *(["exact"] if self.exact else [])])
+
+    def to_json(self) -> dict[str, Any]:
+        """All facts as JSON values."""
+        return {"atol": self.atol, "rtol": self.rtol, "exact": self.exact}
 
 
 # float32 as Relax's replay has it; the others are two units in the last place.

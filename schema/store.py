@@ -9,6 +9,8 @@ from typing import NamedTuple, Protocol
 
 from trajreplay.schema.errors import DatasetError
 
+_NO_NAMES = frozenset(("", ".", ".."))
+
 
 class Listed(NamedTuple):
     """One file of a listing: its path relative to the lake, size in bytes, and change time in s."""
@@ -63,8 +65,7 @@ def check_relative(path: str, where: object) -> str:
     Raises:
         DatasetError: It does not, or is not plain.
     """
-    parts = path.split("/")
-    if any(part in ("", ".", "..") or "\0" in part for part in parts):
+    if not _NO_NAMES.isdisjoint(path.split("/")) or "\0" in path:
         raise DatasetError(
             f"{path!r} leaves the lake {where}, expected a plain relative path",
             hint="The lake was edited by hand or comes from someone else: do not trust it.",

@@ -49,6 +49,9 @@ def compare_kl(block: Block) -> tuple[tuple[str, ...], Tensor, Compared]:
 
         def slack(tokens: Tensor) -> Tensor:
             return torch.zeros(len(tokens)).double()
+
+        def in_float32() -> Tensor:
+            return recomputed
     else:
         inputs = (LOG_PROB_SOURCES[settings.policy_source], "ref_log_probs")
         policy, reference = (block.packed.tokens(name) for name in inputs)
@@ -57,12 +60,16 @@ def compare_kl(block: Block) -> tuple[tuple[str, ...], Tensor, Compared]:
         else:
             recomputed = kernel.kl(block.settings, policy, reference)
 
+        def in_float32() -> Tensor:
+            if kernel is not None:
+                return kernel.kl(block.settings, policy.float(), reference.float())
+            return kl_tokens(settings, policy.float(), reference.float())
+
         def slack(tokens: Tensor) -> Tensor:
             mine, theirs = policy[tokens], reference[tokens]
             rounding = half_ulp(recomputed[tokens], dtype)
             if kernel is not None:
-                rounded = kernel.kl(block.settings, policy.float(), reference.float())
-                return rounding + evaluation_slack(recomputed, rounded)[tokens]
+                return rounding + evaluation_slack(recomputed, in_float32())[tokens]
             if is_plain("advantage.kl", block.settings):
                 estimator = "k3" if settings.estimator == "low_var_kl" else settings.estimator
                 return rounding + approx_kl_error(
@@ -79,6 +86,7 @@ def compare_kl(block: Block) -> tuple[tuple[str, ...], Tensor, Compared]:
         slack=slack,
         describe=lambda one, old, new: block.token_divergence("kl", one, old, new),
         active=block.active,
+        exact=block.as_recorded("kl", in_float32()) if block.exact else None,
     )
     return inputs, recomputed, compared
 
@@ -206,13 +214,15 @@ def compare_estimates(
     """
     dtype = block.dtypes.get(name, "float32")
 
+    def in_float32() -> Tensor:
+        return estimated(block, replaced, torch.float32)[name]
+
     def slack(tokens: Tensor) -> Tensor:
         rounding = half_ulp(recomputed[tokens], dtype)
         plain = is_plain("advantage.estimate", block.settings)
         if plain and block.kernel("advantage.estimate") is None:  # values are copied
             return rounding
-        rounded = estimated(block, replaced, torch.float32)[name]
-        return rounding + evaluation_slack(recomputed, rounded)[tokens]
+        return rounding + evaluation_slack(recomputed, in_float32())[tokens]
 
     return compare_elements(
         block.packed.tokens(name),
@@ -222,6 +232,7 @@ def compare_estimates(
         slack=slack,
         describe=lambda one, old, new: block.token_divergence(name, one, old, new),
         active=block.active,
+        exact=block.as_recorded(name, in_float32()) if block.exact else None,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from itertools import pairwise
 
@@ -78,7 +79,7 @@ class Block:
         packed = self.packed
         if sum(packed.trained) == packed.token_bounds[-1]:
             return None
-        return Active(packed.mask, packed.weights, packed.trained)
+        return Active(packed.masked, packed.trained)
 
     def kernel(self, stage: str) -> UserKernel | None:
         """The user's function that recomputes a stage; None for its own arithmetic."""
@@ -90,6 +91,15 @@ class Block:
         if (stage, dtype) not in self._tolerances:
             self._tolerances[stage, dtype] = self.cohorts[0].tolerance(stage, dtype)
         return self._tolerances[stage, dtype]
+
+    @property
+    def exact(self) -> bool:
+        """Whether a pass must have the bits of its evaluation in the recorded dtype."""
+        return self.cohorts[0].comparison.exact
+
+    def as_recorded(self, name: str, values: Tensor) -> Tensor:
+        """Values of float32 arithmetic as a column holds them: rounded to its dtype, as float64."""
+        return values.to(getattr(torch, self.dtypes.get(name, "float32"))).double()
 
     def token_divergence(self, name: str, token: int, recorded: float, new: float) -> Divergence:
         """A divergence at a packed token."""
@@ -195,17 +205,25 @@ class Block:
             result.divergences = look.divergences
             if look.mismatches:
                 result.message = f"{look.mismatches} of {look.compared} {noun}"
-            elif look.undecided:
-                result.message = (
-                    f"{look.undecided} of {look.compared} {noun} are outside the tolerance and "
-                    "inside the bound that float32 allows"
-                )
+            else:
+                result.message = "; ".join(self._reservations(look, noun))
             if after in self.stages or (after and cohort.linked):
                 other = look if chained is None else chained[index].merged(read[index])
                 result.chained = other.verdict
                 result.chained_error = other.max_abs_error if other.compared else None
                 self._judge_chain(result, index, replaced)
             cohort.report.stages.append(result)
+
+    def _reservations(self, look: Look, noun: str) -> Iterator[str]:
+        """Why what agrees is precision and no pass."""
+        asked = self.cohorts[0].comparison
+        for count, what in (
+            (look.undecided, "are outside the tolerance and inside the bound that float32 allows"),
+            (look.accepted, f"are outside the policy's tolerance, accepted as asked: {asked}"),
+            (look.inexact, "agree and do not have the bits that float32 arithmetic gives"),
+        ):
+            if count:
+                yield f"{count} of {look.compared} {noun} {what}"
 
     def _judge_chain(self, result: StageResult, index: int, replaced: tuple[str, ...]) -> None:
         if result.isolated != "diverged" and result.chained == "diverged":

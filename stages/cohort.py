@@ -14,7 +14,7 @@ from torch import Tensor
 from trajreplay.schema.contracts import STAGE_NAMES
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.identity import own_prefix
-from trajreplay.schema.policy import Tolerance, tolerance_of
+from trajreplay.schema.policy import Comparison, Tolerance, tolerance_of
 from trajreplay.schema.settings import Settings
 from trajreplay.stages.capability import Ability
 from trajreplay.stages.report import CohortReport
@@ -44,6 +44,7 @@ class LoadedCohort:
         rescored: Whether the replay has a reward function.
         scores: (S,) float64. Raw rewards as that gives them.
         unscored: Why a reward function does not verify the raw rewards.
+        comparison: How the replay was asked to compare.
     """
 
     report: CohortReport
@@ -62,6 +63,7 @@ class LoadedCohort:
     rescored: bool = False
     scores: Tensor | None = None
     unscored: str = ""
+    comparison: Comparison = field(default_factory=Comparison)
 
     @cached_property
     def stages(self) -> list[str]:
@@ -100,12 +102,12 @@ class LoadedCohort:
         )
 
     def tolerance(self, stage: str, dtype: str = "float32") -> Tolerance:
-        """The policy's tolerance, tightened by the captures' own where they have one."""
+        """The policy's tolerance, tightened by the captures' own, and as the replay was asked."""
         policy = tolerance_of(dtype)
         for entry in self.owners:
             if stage in entry.tolerances:
                 policy = policy.tightened(entry.tolerances[stage])
-        return policy
+        return self.comparison.of(policy)
 
 
 def has_own_ids(owners: Iterable[Entry]) -> bool:

@@ -12,6 +12,7 @@ from trajreplay.query.capture_sets import CaptureSets
 from trajreplay.query.catalog import Cohort
 from trajreplay.schema.contracts import STAGE_NAMES
 from trajreplay.schema.errors import TrajReplayError
+from trajreplay.schema.policy import Comparison
 from trajreplay.schema.store import Store
 from trajreplay.stages.advantages import replay_advantage_estimate, replay_advantage_kl
 from trajreplay.stages.block import Block
@@ -51,6 +52,7 @@ def replay_tasks(
     *,
     stages: tuple[str, ...] = (),
     reward: Plugin | None = None,
+    comparison: Comparison | None = None,
     allow_partial: bool = False,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
     progress: Callable[[int, int], None] | None = None,
@@ -63,6 +65,7 @@ def replay_tasks(
         tasks: What to replay.
         stages: Stages asked for; all declared ones if empty.
         reward: A reward function that recomputes the raw rewards.
+        comparison: How to compare; as the policy has it if None.
         allow_partial: Whether incomplete capture sets are replayed as far as they go.
         memory_bytes: What samples in memory may take.
         progress: Called with the capture sets done and all of them.
@@ -84,9 +87,12 @@ def replay_tasks(
             allow_partial=allow_partial,
             memory_bytes=memory_bytes,
         )
-        if reward is not None and isinstance(one, LoadedCohort):
+        if not isinstance(one, LoadedCohort):
+            return one
+        one.comparison = comparison or one.comparison
+        if reward is not None:
             score_cohort(one, reward)
-        return check_routes(store, one) if isinstance(one, LoadedCohort) else one
+        return check_routes(store, one)
 
     with _one_thread():
         for batch in _batches(ordered, budget):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -108,11 +108,13 @@ class Scalar:
         divergence: The recorded and the recomputed value.
         tolerance: What is a pass.
         slack: Gives the bound inside which a difference is precision.
+        exact: The very value that a pass must have; None where any will do.
     """
 
     divergence: Divergence
     tolerance: Tolerance
     slack: Callable[[], float]
+    exact: float | None = None
 
 
 def summed_scalars(block: Block, one: Recorded, losses: SampleLosses) -> Iterator[Scalar]:
@@ -132,10 +134,12 @@ def summed_scalars(block: Block, one: Recorded, losses: SampleLosses) -> Iterato
         own = float(scatter_sum_error(errors, same, 1).error)
         return own + (apart_error / weight if apart_error else 0.0)
 
-    pairs = [(name, output.value, output.scale * (total / divisor + apart), weight)]
+    narrow = _in_float32(losses, one, divisor) if block.exact else (None, None)
+    value = output.scale * (total / divisor + apart)
+    pairs = [(name, output.value, value, weight, narrow[0])]
     if output.numerator is not None and name not in losses.of_batches:
-        pairs.append((f"{name}.numerator", output.numerator, total, 1.0))
-    for field, recorded, recomputed, factor in pairs:
+        pairs.append((f"{name}.numerator", output.numerator, total, 1.0, narrow[1]))
+    for field, recorded, recomputed, factor, exact in pairs:
         if recorded is None or (samples == 0 and recorded == 0.0):
             continue
         divergence = Divergence(
@@ -150,14 +154,25 @@ def summed_scalars(block: Block, one: Recorded, losses: SampleLosses) -> Iterato
             divergence = Divergence(
                 f"{field}[{output.micro_batch_id}]", recorded, recomputed, rank=one.entry.key.rank
             )
-        scaled = Tolerance(tolerance.atol * min(1.0, factor), tolerance.rtol)
-        yield Scalar(divergence, scaled, lambda f=factor: f * slack())  # type: ignore[misc]
+        scaled = replace(tolerance, atol=tolerance.atol * min(1.0, factor))
+        yield Scalar(divergence, scaled, lambda f=factor: f * slack(), exact)  # type: ignore[misc]
+
+
+def _in_float32(losses: SampleLosses, one: Recorded, divisor: float) -> tuple[float, float]:
+    """The bits of a scalar and of its numerator in float32; NaN where none are of samples."""
+    output, name = one.output, one.output.field
+    if name in losses.of_batches or losses.apart(name, one.samples) != (0.0, 0.0):
+        return torch.nan, torch.nan
+    by_batch = losses.denominators.by_batch(output)
+    shares = losses.denominators.shares if by_batch else None
+    total = losses.float32.total(name, one.samples, shares)
+    return losses.float32.scaled(total, output.scale, divisor), total
 
 
 def _compare_sum(block: Block, one: Recorded, losses: SampleLosses) -> Look:
     look = Look()
     for scalar in summed_scalars(block, one, losses):
-        found = compare_scalar(scalar.divergence, scalar.tolerance, scalar.slack)
+        found = compare_scalar(scalar.divergence, scalar.tolerance, scalar.slack, scalar.exact)
         look = look.merged(found)
     return look
 
@@ -189,6 +204,7 @@ def sample_scalars(
         block.tolerance(one.output.stage, name),
         slack=slack,
         describe=lambda at, old, new: block.sample_divergence(name, int(one.samples[at]), old, new),
+        exact=losses.float32.samples(name, one.samples, output) if block.exact else None,
     )
     return recorded, recomputed, compared
 

@@ -76,7 +76,7 @@ class Packed:
         other._tokens, other._scalars = {**self._tokens}, {**self._scalars}
         for name, values in columns.items():
             if name == "loss_mask":
-                for made in ("weights", "trained"):
+                for made in ("weights", "masked", "trained"):
                     other.__dict__.pop(made, None)
                 other.__dict__["mask"] = values
             elif name == "groups":
@@ -98,6 +98,11 @@ class Packed:
     def weights(self) -> Tensor:
         """(N,) float64. 1 for trainable tokens, 0 for masked ones."""
         return self.mask.double()
+
+    @cached_property
+    def masked(self) -> Tensor:
+        """(K,) int64. Where the tokens lie that are not trained."""
+        return (~self.mask).nonzero().squeeze(1)
 
     @cached_property
     def trained(self) -> list[int]:

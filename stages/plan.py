@@ -18,6 +18,7 @@ from trajreplay.query import (
 )
 from trajreplay.schema.contracts import V1_STAGES
 from trajreplay.schema.errors import QueryError
+from trajreplay.schema.policy import Comparison
 from trajreplay.schema.tables import TABLES
 from trajreplay.stages.folding import fold_sources
 from trajreplay.stages.judge import DEFAULT_MEMORY_BYTES, replay_tasks
@@ -32,6 +33,7 @@ def replay(
     *,
     require_stages: bool = False,
     reward: Plugin | None = None,
+    comparison: Comparison | None = None,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
@@ -51,6 +53,7 @@ def replay(
         [*tasks, *behind],
         stages=selection.stages,
         reward=reward,
+        comparison=comparison,
         allow_partial=selection.allow_partial,
         memory_bytes=memory_bytes,
         progress=progress,
@@ -61,7 +64,7 @@ def replay(
         reports = _answering(reports)
     if len(selected) < len(selected.sets):
         _note_other_consumers(selected, reports)
-    report = Report(reports)
+    report = Report(reports, comparison=comparison)
     if require_stages:
         _require(report, selection.stages or V1_STAGES)
     return report

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trajreplay.schema.contracts import CONTRACT_VERSION, STAGE_NAMES
+from trajreplay.schema.policy import Comparison
 
 Verdict = Literal["pass", "precision", "diverged", "unverified", "refused"]
 StageVerdict = Literal[
@@ -214,10 +215,12 @@ class Report:
     Args:
         cohorts: Those that were replayed.
         refused: Files that no cohort could be read from, by path, and why.
+        comparison: How to compare, where that was asked for.
     """
 
     cohorts: list[CohortReport]
     refused: dict[str, str] = field(default_factory=dict)
+    comparison: Comparison | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -253,6 +256,7 @@ class Report:
             "first_divergent_stage": self.first_divergent_stage,
             "cohorts": [one.to_json() for one in self.cohorts],
             **({"refused": self.refused} if self.refused else {}),
+            **({"comparison": self.comparison.to_json()} if self.comparison else {}),
         }
 
 

@@ -86,7 +86,12 @@ class Processed:
             self._tolerance,
             slack=self._slack,
             describe=lambda one, old, new: self._block.sample_divergence("reward", one, old, new),
+            exact=self._in_float32() if self._block.exact else None,
         )
+
+    def _in_float32(self) -> Tensor:
+        """(S,) float64. The bits that the recorded rewards would have."""
+        return self._block.as_recorded("reward", _processed(self._block, self._raw.float()))
 
     def with_echoes(self, looks: list[Look]) -> list[Look]:
         """The looks, and with them those at what was recorded beside the column."""

@@ -37,6 +37,7 @@ from trajreplay.stages.kernels import (
 )
 from trajreplay.stages.kernels.sets import number_of_sets
 from trajreplay.stages.likelihood import NLL, Likelihood
+from trajreplay.stages.plain_sums import Float32Losses, plain_sums
 from trajreplay.stages.proximal import Interpolation
 
 
@@ -201,6 +202,25 @@ class SampleLosses:
             self._summed[by_batch] = samples, dict(zip(self.means, sums, strict=True))
         return self._summed[by_batch][1]
 
+    def _narrow_terms(self) -> PolicyTerms:
+        """The terms at each token in float32."""
+        narrow = {name: values.float() for name, values in self._columns.items()}
+        return self._terms(self._between.with_old(narrow) if self._between else narrow)
+
+    @cached_property
+    def float32(self) -> Float32Losses:
+        """The same in float32, summed in the order of tokens and samples."""
+        tokens = self._narrow_terms()
+        counts = self._divided(plain_sums(tokens.counted, self._offsets))
+        if self._shared is not None:
+            counts = self._shared.float()
+        means: dict[str, MaskedMean] = {}
+        for name, values in tokens.terms.items():
+            kept = torch.where(tokens.summed, values, 0.0)
+            numerator = plain_sums(kept, self._offsets)
+            means[name] = MaskedMean(numerator / counts, numerator, counts)
+        return Float32Losses(self._with_loss(means), by_mean=self._by_mean)
+
     @property
     def _by_mean(self) -> bool:
         """Whether a sample enters with its mean over tokens, not with its sum."""
@@ -270,10 +290,7 @@ class SampleLosses:
         """How far each sample's mean may be off, by field."""
         if self._plain:
             return plain_errors(self._settings, self._columns, self._mask, self._offsets)
-        narrow = {name: values.float() for name, values in self._columns.items()}
-        if self._between is not None:
-            narrow = self._between.with_old(narrow)
-        tokens = self._terms(narrow)
+        tokens = self._narrow_terms()
         if tokens.terms.keys() != self._tokens.terms.keys():
             found, expected = (", ".join(one.terms) for one in (tokens, self._tokens))
             raise StageError(f"{self._stage}: gives {found} in float32, expected {expected}")

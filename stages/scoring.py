@@ -110,6 +110,7 @@ def compare_scores(block: Block) -> list[Look] | None:
         block.tolerance(STAGE, "raw_reward"),
         slack=lambda samples: half_ulp(recomputed, dtype)[samples],
         describe=lambda one, old, new: block.sample_divergence("raw_reward", one, old, new),
+        exact=block.as_recorded("raw_reward", recomputed) if block.exact else None,
     )
     if compared.disagree is not None:
         block.chained["raw_reward"] = torch.where(compared.disagree, scores, recorded)

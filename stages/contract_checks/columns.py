@@ -130,6 +130,7 @@ class Together:
 
     Attributes:
         spans: Where the tokens of each cohort begin and end.
+        masked: (K,) Where the tokens lie that are not trained.
     """
 
     def __init__(self, block: Block) -> None:
@@ -139,6 +140,7 @@ class Together:
         self.offsets: Ints = self.packed.offsets.numpy()
         self.lengths: Ints = self.packed.lengths.numpy()
         self.mask: Flags = self.packed.mask.numpy()
+        self.masked: Ints = self.packed.masked.numpy()
         self._one: dict[int, Columns] = {}
 
     def has(self, *names: str) -> bool:
@@ -157,11 +159,6 @@ class Together:
     def scalars(self, name: str) -> Floats:
         """(S,) float64. A column of one number a sample."""
         return self.packed.scalars(name).numpy()
-
-    @cached_property
-    def masked(self) -> Ints:
-        """Packed places of the tokens that are not trained."""
-        return (~self.mask).nonzero()[0]
 
     def trained(self, places: Ints) -> Ints:
         """Those of some packed tokens that are trained."""

@@ -70,10 +70,11 @@ def m2po_keep(
     check_positive("m2po_keep", "threshold", threshold)
     sets = TokenSets.of("m2po_keep", mask, offsets, index, size)
     moments = sets.chosen(log_weights).square()
-    rising = sets.rows(moments, torch.ones_like(moments, dtype=torch.bool))
+    rank = sets.rank(moments)
+    rising = sets.rows(moments, rank)
     number = torch.arange(1, rising.shape[1] + 1, device=rising.device)
     kept = (rising.cumsum(1) / number < threshold).sum(1).clamp(min=1)
-    return sets.scatter(sets.rank(moments) < sets.spread(kept))
+    return sets.scatter(rank < sets.spread(kept))
 
 
 def m2po_loss(
@@ -155,7 +156,8 @@ def _tau(
     count = sets.sum(counted.double())
     total = sets.sum(torch.where(counted, squares, 0.0))
     moment = total / count.clamp(min=1.0)
-    rising = sets.rows(squares, counted)
+    harmful_only = torch.where(counted, squares, torch.inf)
+    rising = sets.rows(harmful_only, sets.rank(harmful_only))
     number = torch.arange(rising.shape[1], device=rising.device)
     inside = number < count[:, None]
     values = torch.where(inside, rising, 0.0)

@@ -99,13 +99,11 @@ class TokenSets:
         rank[order] = self._place(order)
         return rank
 
-    def rows(self, chosen: Tensor, kept: Tensor) -> Tensor:
-        """Lay the kept of (n,) values out by set and rising, infinity after them: (K, L)."""
-        values = torch.where(kept, chosen, torch.inf)
-        order = self._order(values, descending=False)
+    def rows(self, chosen: Tensor, rank: Tensor) -> Tensor:
+        """Lay (n,) values out by set and in the order of `rank`, infinity after them: (K, L)."""
         width = int(self.count.max()) if self.count.numel() else 0
         rows = chosen.new_full((self.count.numel(), width), torch.inf)
-        rows[self.member[order], self._place(order)] = values[order]
+        rows[self.member, rank] = chosen
         return rows
 
     def _order(self, chosen: Tensor, *, descending: bool) -> Tensor:

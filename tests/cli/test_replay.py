@@ -79,6 +79,27 @@ def test_options_may_be_given_several_times(lake: Path) -> None:
     assert [one["rollout_id"] for one in found["cohorts"]] == [0, 2]
 
 
+def test_a_looser_tolerance_is_named_and_its_acceptances_are_no_pass(lake: Path) -> None:
+    outcome = replay(lake, "--rollout", "1", "--atol", "1e3")
+    assert outcome.code == 0
+    assert "outside the policy's tolerance, accepted as asked: atol 1000" in outcome.out
+    assert outcome.out.endswith("compared as asked: atol 1000\nprecision: 1 cohort\n")
+
+
+@pytest.mark.parametrize("options", [("--rtol", "-1"), ("--atol", "nan"), ("--rtol", "inf")])
+def test_a_tolerance_that_accepts_everything_is_a_wrong_option(
+    lake: Path, options: tuple[str, ...]
+) -> None:
+    assert replay(lake, *options).code == 2
+
+
+@pytest.mark.parametrize("other", [("--set", "reward.ddof=0"), ("--explain",)])
+def test_a_comparison_goes_with_a_verdict_alone(lake: Path, other: tuple[str, ...]) -> None:
+    outcome = replay(lake, "--exact", *other)
+    assert outcome.code == 2
+    assert "--exact is part of a verdict" in outcome.err
+
+
 def test_only_the_stages_asked_for_are_recomputed(lake: Path) -> None:
     outcome = replay(lake, "--rollout", "1", "--stage", "reward.raw")
     assert outcome.code == 0

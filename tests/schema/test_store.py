@@ -1,6 +1,8 @@
 """Files of a lake: only regular files inside it are opened, and a name is given once."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -126,3 +128,40 @@ def test_a_linked_temporary_folder_is_refused(store: LocalStore, tmp_path: Path)
     (store.root / "_tmp").symlink_to(tmp_path / "outside")
     with pytest.raises(DatasetError, match=r"_tmp in .* is a link"):
         store.temporary()
+
+
+_EXHAUSTED = """
+import os, resource, sys
+from trajreplay.schema.errors import DatasetError
+from trajreplay.schema.localstore import LocalStore
+
+store = LocalStore(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+held = []
+try:
+    while True:
+        held.append(os.open(os.devnull, os.O_RDONLY))
+except OSError:
+    pass
+try:
+    {ask}
+except DatasetError as error:
+    os.write(1, (error.message + "|" + error.hint).encode())
+"""
+
+
+@pytest.mark.parametrize("ask", ['list(store.list("data"))', 'store.read("data/a", 10)'])
+def test_a_process_without_files_to_open_is_told_so_and_not_to_restore_the_lake(
+    store: LocalStore, ask: str
+) -> None:
+    put(store, "data/a")
+    done = subprocess.run(
+        [sys.executable, "-c", _EXHAUSTED.format(ask=ask), str(store.root)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    message, hint = done.stdout.split("|")
+    assert "Too many open files" in message
+    assert "ulimit -n" in hint
+    assert "Restore" not in hint

@@ -42,7 +42,7 @@ def _compared(
 def _active(chosen: list[bool], bounds: list[int]) -> Active:
     mask = torch.tensor(chosen, dtype=torch.bool)
     counts = [sum(chosen[start:stop]) for start, stop in pairwise(bounds)]
-    return Active(mask, mask.double(), counts)
+    return Active((~mask).nonzero().squeeze(1), counts)
 
 
 def test_a_difference_within_the_tolerance_is_a_pass() -> None:

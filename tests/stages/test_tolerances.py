@@ -3,21 +3,26 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from tests.helpers.cohorts import (
     ALL_COLUMNS,
     ALL_STAGES,
+    Expected,
+    terms,
 )
 from tests.helpers.scenes import (
     WAY,
     diverged,
     drawn,
+    halves,
     the_cohort,
     verdicts,
     write_whole,
 )
+from tests.helpers.trainer import Trainer
 from trajreplay import Lake
-from trajreplay.schema import Tolerance
+from trajreplay.schema import QueryError, Tolerance
 from trajreplay.stages import Report
 
 
@@ -72,3 +77,77 @@ def test_cohorts_with_and_without_a_tolerance_of_their_own_are_judged_each_by_it
         tight = (step == 0) == first_tight
         found = verdicts(the_cohort(report, step_id=step))["advantage.estimate"]
         assert found == ("diverged" if tight else "pass")
+
+
+def test_a_replay_may_be_asked_to_compare_more_strictly(lake: Lake) -> None:
+    assert verdicts(_off_by(lake, 5e-6, 0))["advantage.estimate"] == "pass"
+    found = verdicts(lake.replay(atol=0.0, rtol=0.0))
+    assert found["advantage.estimate"] == "diverged"
+    assert found["advantage.kl"] in ("pass", "precision")
+
+
+@pytest.mark.parametrize("error", [1e-3, 0.5, 40.0])
+def test_what_only_a_looser_tolerance_accepts_is_precision_and_never_a_pass(
+    lake: Lake, error: float
+) -> None:
+    assert "advantage.estimate" in diverged(_off_by(lake, error, 0))
+    report = lake.replay(atol=100.0)
+    assert report.verdict == "precision"
+    (stage,) = [one for one in report.cohorts[0].stages if one.stage == "advantage.estimate"]
+    assert stage.verdict == "precision"
+    assert stage.message.endswith("accepted as asked: atol 100")
+    assert report.to_json()["comparison"] == {"atol": 100.0, "rtol": None, "exact": False}
+    assert "advantage.estimate" in diverged(lake.replay(atol=error / 2, rtol=0.0))
+
+
+def test_a_looser_tolerance_of_scalars_is_precision_too(lake: Lake) -> None:
+    shares, meaning = halves(drawn()), {"scope": "rank", "reduction": "sum"}
+    off = {
+        rank: [Expected(terms(Trainer(WAY), samples, 1.5), meaning)]
+        for rank, samples in shares.items()
+    }
+    write_whole(lake, shares, expected=off)
+    assert diverged(lake.replay()) == ["loss.policy"]
+    report = lake.replay(rtol=1e6)
+    assert verdicts(report)["loss.policy"] == "precision"
+    assert verdicts(report)["advantage.kl"] == "pass"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_no_tolerance_accepts_what_is_not_finite(lake: Lake, value: float) -> None:
+    samples = drawn()
+    samples[0].columns["advantages"][0] = value
+    write_whole(lake, samples)
+    report = lake.replay(atol=1e300, rtol=1e300)
+    assert "advantage.estimate" in diverged(report)
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_a_tolerance_that_is_none_is_refused(lake: Lake, value: float) -> None:
+    write_whole(lake, drawn())
+    with pytest.raises(QueryError, match="expected a finite number"):
+        lake.replay(rtol=value)
+
+
+def test_exact_shows_a_value_that_is_off_by_its_last_bit(lake: Lake) -> None:
+    samples = drawn()
+    write_whole(lake, samples)
+    assert verdicts(lake.replay(exact=True))["advantage.kl"] == "pass"
+    kl = samples[0].columns["kl"]
+    kl[0] = torch.nextafter(kl[0], torch.tensor(9.0))
+    write_whole(lake, samples, step_id=1)
+    lake.refresh()
+    assert verdicts(the_cohort(lake.replay(), step_id=1))["advantage.kl"] == "pass"
+    report = lake.replay(exact=True)
+    assert verdicts(the_cohort(report, step_id=0))["advantage.kl"] == "pass"
+    off = the_cohort(report, step_id=1)
+    (stage,) = [one for one in off.stages if one.stage == "advantage.kl"]
+    assert stage.verdict == "precision"
+    assert stage.message.startswith("1 of ")
+
+
+def test_exact_sums_a_loss_in_float32_as_a_trainer_does(lake: Lake) -> None:
+    write_whole(lake, drawn())
+    found = lake.replay(exact=True)
+    assert verdicts(found)["loss.policy"] in ("pass", "precision")
+    assert not diverged(found)

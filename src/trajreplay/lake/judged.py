@@ -26,6 +26,9 @@ class Judged(Opened):
         *,
         require_stages: bool = False,
         reward: RewardFunction | str | None = None,
+        atol: float | None = None,
+        rtol: float | None = None,
+        exact: bool = False,
         memory_bytes: int = 2 << 30,
         progress: Callable[[int, int], None] | None = None,
         **selecting: Unpack[Selecting],
@@ -37,6 +40,11 @@ class Judged(Opened):
             require_stages: Make every stage that was not compared unverified.
             reward: Recompute raw rewards with this function of one sample, or with that of this
                 name: `module:function`, or an entry point of the group `trajreplay.rewards`.
+            atol: |recorded - recomputed| <= atol + rtol |recomputed| passes, in the place of the
+                policy's. What only a tolerance looser than the policy's accepts is precision.
+            rtol: See `atol`.
+            exact: Make everything precision that has not, bit for bit, what float32 arithmetic
+                gives: token by token, rounded to the recorded dtype, and summed in order.
             memory_bytes: What samples in memory may take.
             progress: Called with the capture sets done and all of them.
             selecting: As of `trajreplay.query.Selection`: `run`, `attempt`, `rollouts`,
@@ -47,11 +55,13 @@ class Judged(Opened):
             The report; `report.verdict`, `report.first_divergent_stage`, `report.to_json()`.
 
         Raises:
-            QueryError: The selection is wrong or selects nothing.
+            QueryError: The selection is wrong or selects nothing, or a tolerance is negative or not
+                finite.
             StageError: There is no reward function of that name.
             DatasetError: The lake cannot be listed.
         """
         from trajreplay.query import Selection
+        from trajreplay.schema.policy import Comparison
         from trajreplay.stages import Report, replay
         from trajreplay.stages.plugins import as_reward
 
@@ -59,11 +69,13 @@ class Judged(Opened):
         if refused and not self._catalog.keys:
             return Report([], refused)
         selection = Selection.of(where, {"closure": "group", **selecting})
+        asked = Comparison(atol, rtol, exact)
         report = replay(
             self._catalog,
             selection,
             require_stages=require_stages,
             reward=as_reward(reward),
+            comparison=None if asked == Comparison() else asked,
             memory_bytes=memory_bytes,
             progress=progress,
         )
