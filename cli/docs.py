@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -145,18 +145,22 @@ def faults() -> str:
                 one.name,
                 one.says("..."),
                 one.look,
-                ", ".join(_report(link) for link in one.references),
+                ", ".join(_reports(one.references)),
             )
             for one in FAULTS
         ],
     )
 
 
-def _report(link: str) -> str:
-    if not link.startswith("https://github.com/"):
-        return link
-    owner, name, *_, number = link.removeprefix("https://github.com/").split("/")
-    return f"[{owner}/{name}#{number[:8]}]({link})"
+def _reports(references: Sequence[str]) -> Iterator[str]:
+    """Links to what a fault refers to, each once."""
+    from trajreplay.stages.faults import REPORTS
+
+    links = (REPORTS[one].url if one in REPORTS else one for one in references)
+    for link in dict.fromkeys(links):
+        owner, name, *_, number = link.removeprefix("https://github.com/").split("/")
+        known = link.startswith("https://github.com/")
+        yield f"[{owner}/{name}#{number[:8]}]({link})" if known else link
 
 
 def routes() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,9 +17,12 @@ from trajreplay.cli.text import counted, printable
 from trajreplay.cli.verb import Verb
 
 if TYPE_CHECKING:
-    from trajreplay.stages.explain import Explained
+    from trajreplay.query import Cohort
+    from trajreplay.stages.explain import Explained, Explanation
 
 _SHOWN = 10
+# Cohorts with one explanation, from which on the first speaks for all.
+_MANY = 3
 
 
 @click.command(
@@ -41,7 +44,10 @@ _SHOWN = 10
     "shows. Default: a line for each cohort and stage.",
 )
 @click.option(
-    "--all", "everything", is_flag=True, help="Show every explanation. Default: the first ten."
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Show every explanation in full. Default: one for the cohorts that share it, ten in all.",
 )
 @output_options
 def explain(
@@ -108,12 +114,14 @@ def _lines(found: Explained, across: bool, everything: bool) -> Iterator[str]:
     if across:
         told = [(f"run {one.run_id}" if several else "", one.text) for one in clusters(found)]
     else:
-        places = [(one.cohort, one.text) for one in found.explanations]
-        places += [(one.cohort, one.text) for one in found.non_finite]
-        told = [
-            (str(place) if several else str(place).partition("' ")[2], text)
-            for place, text in places
-        ]
+        told = []
+        for alike in [[one] for one in found.explanations] if everything else _alike(found):
+            place = _named([one.cohort for one in alike[:1]], several)
+            told.append((place, alike[0].text))
+            if len(alike) > 1:
+                rest = _named([one.cohort for one in alike[1:]], several)
+                told.append((rest, f"{alike[0].stage}: the same explanation"))
+        told += [(_named([one.cohort], several), one.text) for one in found.non_finite]
     shown = told if everything else told[:_SHOWN]
     for place, text in shown:
         yield printable(f"{place}: {text}" if place else text)
@@ -121,3 +129,24 @@ def _lines(found: Explained, across: bool, everything: bool) -> Iterator[str]:
         yield f"and {counted(len(told) - len(shown), 'further explanation')} (--all shows them)"
     if not told:
         yield f"{found.report.verdict}: nothing diverged"
+
+
+def _alike(found: Explained) -> list[list[Explanation]]:
+    """Explanations that name the same faults at one stage, put together where they are many."""
+    sets: dict[tuple[object, ...], list[Explanation]] = {}
+    for number, one in enumerate(found.explanations):
+        faults = one.first.faults if one.first else (number,)
+        sets.setdefault((one.cohort.run_id, one.stage, *faults), []).append(one)
+    return [
+        part
+        for alike in sets.values()
+        for part in ([alike] if len(alike) >= _MANY else [[one] for one in alike])
+    ]
+
+
+def _named(places: Sequence[Cohort], several: bool) -> str:
+    """Cohorts in words: a few by name, of more the first and the last."""
+    names = [str(one) if several else str(one).partition("' ")[2] for one in places]
+    if len(names) <= _MANY:
+        return ", ".join(names)
+    return f"{names[0]} to {names[-1]} ({len(names)} cohorts)"

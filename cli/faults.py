@@ -34,7 +34,7 @@ def faults(name: str | None, output: Output) -> None:
         output.rows(pa.Table.from_pylist(fault_rows()), cell_width=None)
         return
     from trajreplay.schema.errors import StageError
-    from trajreplay.stages.faults import fault_named
+    from trajreplay.stages.faults import fault_named, reported
 
     try:
         one = fault_named(name)
@@ -46,7 +46,7 @@ def faults(name: str | None, output: Output) -> None:
         {"field": "stage", "value": one.stage},
         {"field": "recorded values equal", "value": one.says("...")},
         {"field": "look at", "value": one.look},
-        *({"field": "reference", "value": link} for link in one.references),
+        *({"field": "report", "value": report} for report in reported(one.references)),
     ]
     output.rows(pa.Table.from_pylist(rows), cell_width=None)
 

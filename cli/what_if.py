@@ -11,6 +11,12 @@ if TYPE_CHECKING:
 
     from trajreplay.stages import WhatIf
 
+_LEGEND = (
+    "values: how many were recomputed, and how many of them changed; where the largest change is: "
+    "what was recorded there, what the declared settings give, and what the others then give; how "
+    "many recorded values agree with the declared settings, and would then agree with the others"
+)
+
 
 def write_what_if(found: WhatIf, output: Output) -> None:
     """Write a counterfactual: as one JSON document, a cohort a line, or rows of fields."""
@@ -20,9 +26,13 @@ def write_what_if(found: WhatIf, output: Output) -> None:
     for cohort in found.cohorts:
         for note in cohort.notes:
             output.note(f"{cohort.cohort}: {note}")
+    for note in found.notes:
+        output.note(note)
     if output.format == "ndjson":
         output.lines(one.to_json() for one in found.cohorts)
         return
+    if output.format == "table":
+        output.note(_LEGEND)
     output.rows(what_if_table(found))
 
 

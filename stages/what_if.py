@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,14 @@ from trajreplay.stages.values import Values, recompute
 from trajreplay.stages.variants import COMPUTED, Variant, changed_settings, varied
 from trajreplay.stages.whole import WholeCohorts, block_of
 
+# Which stages read a section of the settings.
+_READ_BY = {
+    "reward": ("reward.raw", "reward.post_process"),
+    "kl": ("advantage.kl", "advantage.estimate"),
+    "advantage": ("advantage.estimate",),
+    "loss": ("loss.policy", "loss.value"),
+    "value": ("loss.value",),
+}
 # Columns that a step takes over from the rollouts that it consumed from.
 _HANDED_ON = ("reward", "kl", "advantages", "returns")
 
@@ -75,11 +83,13 @@ class CohortChange:
         cohort: Its coordinates.
         fields: By stage and field, in order.
         notes: What could not be recomputed, and why.
+        stages: What was recomputed, shown or not.
     """
 
     cohort: Cohort
     fields: list[FieldChange] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    stages: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """All facts as JSON values."""
@@ -97,10 +107,12 @@ class WhatIf:
     Args:
         changes: The settings that are others, by `section.field`.
         cohorts: What they make of each cohort, in the order in which these feed each other.
+        notes: Settings that have no effect, and why.
     """
 
     changes: dict[str, Any]
     cohorts: list[CohortChange]
+    notes: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """All facts as JSON values."""
@@ -109,6 +121,7 @@ class WhatIf:
                 name: list(one) if isinstance(one, tuple) else one
                 for name, one in self.changes.items()
             },
+            "notes": self.notes,
             "cohorts": [one.to_json() for one in self.cohorts],
         }
 
@@ -144,7 +157,24 @@ def what_if(
             found.append(change)
         if progress is not None:
             progress(number + 1, len(turns))
-    return WhatIf(dict(changes), found)
+    return WhatIf(dict(changes), found, list(_idle(changes, found)))
+
+
+def _idle(changes: Mapping[str, Any], cohorts: Sequence[CohortChange]) -> Iterator[str]:
+    """Say what changes nothing: what no stage that was recomputed reads, or all that was given."""
+    stages = {stage for one in cohorts for stage in one.stages}
+    fields = [one for cohort in cohorts for one in cohort.fields]
+    if not stages:
+        return
+    unread = [
+        name for name in changes if stages.isdisjoint(_READ_BY.get(name.partition(".")[0], ()))
+    ]
+    for name in unread:
+        yield f"{name} has no effect: none of the stages that are declared reads it"
+    rest = [name for name in changes if name not in unread]
+    if rest and fields and not any(one.changed for one in fields):
+        verb = "has" if len(rest) == 1 else "have"
+        yield f"{', '.join(rest)} {verb} no effect: no value that is shown changes"
 
 
 @dataclass(frozen=True)
@@ -166,6 +196,7 @@ def _change(
     block = block_of(cohort)
     changed_settings(block.settings, changes)  # refused before anything is recomputed
     wanted = [one for one in COMPUTED if one in cohort.abilities]
+    report.stages = tuple(wanted)
     blocks = varied(block, Variant(), wanted), varied(block, Variant(changes), wanted)
     sides: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
     for at in range(2):

@@ -13,7 +13,7 @@ from trajreplay.query import Cohort
 from trajreplay.stages.checks import source_pairs
 from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.explain.explanation import Explanation, Hypothesis
-from trajreplay.stages.faults import Fault
+from trajreplay.stages.faults import Fault, reported
 from trajreplay.stages.faults.fault import Handed
 from trajreplay.stages.packed import list_lengths, packed_values
 from trajreplay.stages.report import CohortReport
@@ -79,7 +79,7 @@ def _hypothesis(fault: Fault, said: str, values: int) -> Hypothesis:
         fault.name,
         fault.says(said),
         fault.look,
-        fault.references,
+        tuple(reported(fault.references)),
         {},
         values,
         values,

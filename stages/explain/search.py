@@ -13,7 +13,7 @@ from trajreplay.schema.errors import TrajReplayError
 from trajreplay.stages.block import Block
 from trajreplay.stages.explain.explanation import Explanation, Hypothesis
 from trajreplay.stages.explain.residual import residual_shape
-from trajreplay.stages.faults import Fault, Told
+from trajreplay.stages.faults import Fault, Told, reported
 from trajreplay.stages.values import Values, recompute
 from trajreplay.stages.variants import Variant, varied
 
@@ -199,7 +199,7 @@ def _hypothesis(fit: Fit) -> Hypothesis:
         " and ".join(one.name for one in faults),
         ", and ".join(fault.says(told.detail) for fault, told in fit.told),
         "; ".join(one.look for one in faults),
-        tuple(dict.fromkeys(reference for one in faults for reference in one.references)),
+        tuple(dict.fromkeys(report for one in faults for report in reported(one.references))),
         settings,
         fit.values,
         fit.agree,

@@ -9,10 +9,13 @@ from trajreplay.stages.faults.fault import (
     WrongLosses,
     WrongRewards,
 )
+from trajreplay.stages.faults.reports import REPORTS, Report, reported
 
 __all__ = [
     "FAULTS",
+    "REPORTS",
     "Fault",
+    "Report",
     "Told",
     "WrongAdvantages",
     "WrongKl",
@@ -20,4 +23,5 @@ __all__ = [
     "WrongRewards",
     "catalogue",
     "fault_named",
+    "reported",
 ]

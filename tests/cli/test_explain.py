@@ -10,17 +10,19 @@ from tests.helpers.cli import run
 from tests.helpers.scenes import WAY, drawn, write_rollout
 from tests.helpers.small_lakes import healthy_lake
 from trajreplay import Lake
-from trajreplay.stages.faults import FAULTS
+from trajreplay.stages.faults import FAULTS, REPORTS, Report
+
+CASES = Path(__file__).parent.parent / "cases" / "fault_cases.json"
+STAGES = ("sample", "reward.raw", "reward.post_process")
 
 
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = Lake.create(tmp_path_factory.mktemp("faulty") / "lake")
-    stages = ("sample", "reward.raw", "reward.post_process")
     for rollout in range(2):
         way = replace(WAY, ddof=0)
         samples = drawn(way, rollout_id=rollout)
-        write_rollout(made, samples, WAY, settings=WAY.full, stages=stages)
+        write_rollout(made, samples, WAY, settings=WAY.full, stages=STAGES)
     return Path(made.path)
 
 
@@ -79,7 +81,29 @@ def test_every_fault_is_listed_and_can_be_shown() -> None:
     assert {row["fault"] for row in rows} >= {one.id for one in FAULTS}
     shown = run("faults", "reward.stride-tail")
     assert shown.code == 0
-    assert "K-003" in shown.out
+    assert "K-003, AReaL: Fixed stride over a batch with a short group, https://" in shown.out
+
+
+def test_reports_say_what_the_cases_say() -> None:
+    cases = {one["id"]: one for one in json.loads(CASES.read_text())}
+    for name, report in REPORTS.items():
+        case = cases[name]
+        assert report == Report(name, case["framework"], case["title"], case["url"])
+    referred = {one for fault in FAULTS for one in fault.references if one.startswith("K-")}
+    assert referred <= {*REPORTS}
+
+
+def test_many_cohorts_with_one_explanation_are_told_once(tmp_path: Path) -> None:
+    made = Lake.create(tmp_path / "lake")
+    for rollout in range(6):
+        way = replace(WAY, ddof=0)
+        write_rollout(made, drawn(way, rollout_id=rollout), WAY, settings=WAY.full, stages=STAGES)
+    found = run("explain", "--lake", tmp_path / "lake")
+    first, rest = found.out.splitlines()
+    assert first.startswith(f"rollout 0: {SAID}")
+    assert rest == ("rollout 1 to rollout 5 (5 cohorts): reward.post_process: the same explanation")
+    every = run("explain", "--lake", tmp_path / "lake", "--all")
+    assert len(every.out.splitlines()) == 6
 
 
 def test_an_unknown_fault_is_a_usage_error() -> None:

@@ -51,6 +51,16 @@ def test_settings_that_are_in_force_change_nothing(lake: Lake) -> None:
     found = lake.what_if({"reward.epsilon": WAY.epsilon})
     assert all(one.changed == 0 and one.max_change == 0 for one in _fields(found).values())
     assert all(one.agree == one.then_agree == one.values for one in _fields(found).values())
+    assert found.notes == ["reward.epsilon has no effect: no value that is shown changes"]
+
+
+def test_a_setting_that_no_declared_stage_reads_is_said_to_have_no_effect(lake: Lake) -> None:
+    write_rollout(lake, drawn())
+    found = lake.what_if({"reward.ddof": 0, "value.clip": 0.5})
+    assert found.notes == [
+        "value.clip has no effect: none of the stages that are declared reads it"
+    ]
+    assert lake.what_if({"reward.ddof": 0}).notes == []
 
 
 def test_rewards_of_a_rollout_change_the_loss_of_the_step_that_consumed_it(lake: Lake) -> None:
