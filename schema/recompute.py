@@ -9,6 +9,7 @@ from trajreplay.schema.settings import (
     KlSettings,
     LossSettings,
     RewardSettings,
+    SamplingSettings,
     Settings,
 )
 
@@ -39,6 +40,8 @@ class RecomputeConfig:
     use_opsm: bool | None = None
     use_opd: bool | None = None
     calculate_per_token_loss: bool | None = None
+    partial_rollout: bool | None = None
+    max_staleness: int | None = None
 
     def resolve(self) -> Settings:
         """The full settings it stands for.
@@ -66,6 +69,7 @@ class RecomputeConfig:
                 opd=self.use_opd,
                 per_token=self.calculate_per_token_loss,
             ),
+            sampling=SamplingSettings(self.max_staleness, self.partial_rollout),
         )
 
     @classmethod
@@ -94,6 +98,8 @@ class RecomputeConfig:
             use_opsm=loss.opsm or None,
             use_opd=loss.opd or None,
             calculate_per_token_loss=loss.per_token or None,
+            partial_rollout=settings.sampling.partial,
+            max_staleness=settings.sampling.max_staleness,
         )
         mine, theirs = found.resolve().to_json(), settings.to_json()
         differs = [

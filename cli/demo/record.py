@@ -62,6 +62,7 @@ class Recorder:
             use_opsm=False,
             use_opd=False,
             calculate_per_token_loss=False,
+            partial_rollout=True,
         )
 
     def record_rollout(

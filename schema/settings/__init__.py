@@ -17,6 +17,7 @@ from trajreplay.schema.settings.profiles import (
     with_changes,
 )
 from trajreplay.schema.settings.reward import RewardSettings
+from trajreplay.schema.settings.sampling import SamplingSettings
 from trajreplay.schema.settings.tree import HANDOFFS, SECTIONS, Settings
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "LossSettings",
     "Profile",
     "RewardSettings",
+    "SamplingSettings",
     "Settings",
     "ValueSettings",
     "differences",

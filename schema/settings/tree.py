@@ -12,6 +12,7 @@ from trajreplay.schema.settings.knobs import check_section, kinds
 from trajreplay.schema.settings.layout import LayoutSettings
 from trajreplay.schema.settings.loss import LossSettings, ValueSettings
 from trajreplay.schema.settings.reward import RewardSettings
+from trajreplay.schema.settings.sampling import SamplingSettings
 
 HANDOFFS = ("exact", "masked", "bfloat16", "float16", "recomputed")
 SECTIONS: dict[str, type] = {
@@ -21,12 +22,13 @@ SECTIONS: dict[str, type] = {
     "loss": LossSettings,
     "value": ValueSettings,
     "layout": LayoutSettings,
+    "sampling": SamplingSettings,
 }
 
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings of a run, one section per stage, and one for the layout.
+    """All settings of a run: a section per stage, one for the layout, one for the sampler.
 
     Args:
         handoff: How a column changes between the rollout that produced it and the step that
@@ -43,6 +45,7 @@ class Settings:
     loss: LossSettings = field(default_factory=LossSettings)
     value: ValueSettings = field(default_factory=ValueSettings)
     layout: LayoutSettings = field(default_factory=LayoutSettings)
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
     handoff: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -5,11 +5,16 @@ from __future__ import annotations
 from trajreplay.stages.block import Block
 from trajreplay.stages.contract_checks.columns import Together
 from trajreplay.stages.contract_checks.log_probs import check_log_probs
+from trajreplay.stages.contract_checks.recorded import check_recorded
 from trajreplay.stages.contract_checks.samples import check_samples
+from trajreplay.stages.contract_checks.weights import check_weights
 from trajreplay.stages.report import Finding
 
 # Columns that are read for the checks alone, where they were captured.
-CHECKED = ("raw_reward", "reward", "rollout_log_probs", "old_log_probs", "weight_versions")
+CHECKED = (
+    *("raw_reward", "reward", "rollout_log_probs", "old_log_probs", "log_probs", "kl"),
+    *("advantages", "weight_versions"),
+)
 
 
 def check_contracts(block: Block) -> list[list[Finding]]:
@@ -21,11 +26,11 @@ def check_contracts(block: Block) -> list[list[Finding]]:
     Returns:
         Of each cohort, named findings with sample, token and evidence. Of severity error is only
         what cannot be legal: a column shifted against another, permuted samples, a rank that is
-        there twice.
+        there twice, and weights older or more mixed than the settings allow.
     """
     found: list[list[Finding]] = [[] for _ in block.cohorts]
     given = Together(block)
-    for check in (check_log_probs, check_samples):
+    for check in (check_log_probs, check_samples, check_weights, check_recorded):
         for index, finding in check(given):
             found[index].append(finding)
     return found

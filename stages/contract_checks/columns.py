@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from trajreplay.schema.entry import Entry
 from trajreplay.schema.lists import elements
 from trajreplay.schema.settings import Settings
 from trajreplay.stages.block import Block
@@ -33,6 +35,7 @@ class Columns:
         dtypes: dtype in which the producer held each column.
         rollout_id: The rollout that it is, or belongs to.
         stages: Stages that are recomputed.
+        entries: The captures, which say where log-probs came from and hold the scalars.
     """
 
     table: pa.Table
@@ -40,6 +43,7 @@ class Columns:
     dtypes: dict[str, str]
     rollout_id: int
     stages: Sequence[str] = ()
+    entries: Sequence[Entry] = ()
 
     def __post_init__(self) -> None:
         self._names = frozenset(self.table.column_names)
@@ -87,6 +91,36 @@ class Columns:
     def ranks(self) -> Ints:
         """(S,) The rank of each sample."""
         return np.asarray(self.table["rank"].to_numpy(), np.int64)
+
+    def version_of(self, name: str) -> Ints | None:
+        """(S,) The weights that computed a column of log-probs; None where a rank does not say."""
+        found = {}
+        for entry in self.entries:
+            origin = entry.origins.get(name)
+            if origin is None or origin.weight_version is None:
+                return None
+            found[entry.key.rank] = origin.weight_version
+        if not {*np.unique(self.ranks).tolist()} <= {*found}:
+            return None
+        return np.array([found[rank] for rank in self.ranks.tolist()], np.int64)
+
+    @cached_property
+    def sampled_by(self) -> Ints | None:
+        """(N,) The weights that sampled each token; None where that is not known of all."""
+        if not self.has("weight_versions"):
+            return None
+        column = self.table["weight_versions"]
+        spans = pc.list_flatten(column)
+        start, stop, version = (
+            np.asarray(pc.struct_field(spans, one).to_numpy(), np.int64)
+            for one in ("start", "stop", "version")
+        )
+        counts = list_lengths(column)
+        first = self.offsets[:-1].repeat(counts) + start
+        sizes = stop - start
+        whole = np.concatenate([[0], np.cumsum(sizes)])
+        tiled = np.array_equal(first, whole[:-1]) and whole[-1] == self.offsets[-1]
+        return version.repeat(sizes) if tiled else None
 
     @cached_property
     def groups(self) -> Ints:
@@ -189,7 +223,7 @@ class Together:
             cohort = self.block.cohorts[index]
             rollout_id = cohort.report.rollout_id
             self._one[index] = Columns(
-                cohort.table, self.settings, cohort.dtypes, rollout_id, self.stages
+                cohort.table, self.settings, cohort.dtypes, rollout_id, self.stages, cohort.owners
             )
         return self._one[index]
 

@@ -17,6 +17,7 @@ from trajreplay.stages.contract_checks.pairs import (
     SHORTEST,
     far_apart,
 )
+from trajreplay.stages.report import Finding
 
 NAMES = (SAMPLED, "old_log_probs", "log_probs")
 # Two columns of the same tokens, in the order in which they are made.
@@ -37,6 +38,22 @@ def check_log_probs(given: Together) -> Iterator[Found]:
         if one in held and other in held:
             yield from _filled(given, one, other)
             yield from _apart(given, one, other)
+            for index in range(len(given.spans)):
+                yield from ((index, found) for found in _temperatures(given, index, one, other))
+
+
+def _temperatures(given: Together, index: int, one: str, other: str) -> Iterator[Finding]:
+    """Two columns whose producers say that they were taken at different temperatures."""
+    for entry in given.block.cohorts[index].owners:
+        first, second = (entry.origins.get(name) for name in (one, other))
+        stated = (first and first.temperature, second and second.temperature)
+        if None not in stated and stated[0] != stated[1]:
+            message = (
+                f"{one} was taken at temperature {stated[0]:g} and {other} at {stated[1]:g}, as "
+                f"rank {entry.key.rank} says: their ratio is not 1 for equal weights"
+            )
+            yield given.of(index).finding("log-prob.temperature", "warning", message)
+            return
 
 
 def _positive(given: Together, name: str) -> Iterator[Found]:

@@ -1,4 +1,4 @@
-"""Two columns of log-probs of one cohort that are far apart: shifted, permuted, in proportion."""
+"""Two columns of log-probs of one cohort that are far apart: shifted, permuted, one steeper."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ SAMPLED = "rollout_log_probs"
 ENOUGH = 24
 # A column is shifted where it lies so much nearer to the other one moved by a token.
 NEARER = 10.0
-# Two columns are in proportion where a factor leaves less than this part of their gap.
-PROPORTIONAL = 0.02
 APART = 0.02
+# A temperature is behind a slope so far from 1, so many errors from it, that explains so much.
+STEEP = 0.1
+CERTAIN = 8.0
+EXPLAINED = 0.7
+NEARLY = 0.05
 # A cheap look allows two sums so much for rounding.
 ROUNDED = 1.001
 # Samples of one length are compared each with each: so long, and no more than these.
@@ -41,8 +44,9 @@ def far_apart(given: Columns, one: str, other: str, *, shifted: bool) -> Iterato
     found = list(_shifted(given, one, other, first, second, finite)) if shifted else []
     found = found or list(_permuted(given, one, other, first, second, finite))
     yield from found
-    if not found:
-        yield from _one_sided(given, one, other, first[finite], second[finite])
+    usable = _of_one_version(given, other, finite)
+    if not found and int(usable.sum()) >= ENOUGH:
+        yield from _one_sided(given, one, other, first[usable], second[usable])
 
 
 def _shifted(
@@ -125,20 +129,31 @@ def _nearest(mine: Floats, theirs: Floats) -> dict[int, int]:
     return near
 
 
+def _of_one_version(given: Columns, other: str, finite: Flags) -> Flags:
+    """Tokens that the weights behind the other column sampled, as far as that is known.
+
+    A policy that was trained in between moves its log-probs to one side, as a temperature does.
+    """
+    sampled, computed = given.sampled_by, given.version_of(other)
+    if sampled is None or computed is None:
+        return finite
+    return np.asarray(finite & (sampled == computed.repeat(given.lengths)))
+
+
 def _one_sided(
     given: Columns, one: str, other: str, first: Floats, second: Floats
 ) -> Iterator[Finding]:
-    """The sampler's log-probs against the trainer's: all above, or in proportion."""
+    """The sampler's log-probs against the trainer's: all above, or steeper or flatter."""
     if one != SAMPLED:
         return
     gap = first.astype(np.float64) - second
     up, down = int((gap > APART).sum()), int((gap < -APART).sum())
     same = int((np.abs(gap) <= APART / 4).sum())
-    slope, left = _slope(first, second)
-    scaled = abs(slope - 1.0) > 0.15
-    if up >= ENOUGH and not down and not (scaled and left < PROPORTIONAL):
+    slope = _steepness(second, first)
+    chosen = same * 4 > len(gap)
+    if up >= ENOUGH and not down and (chosen or slope is None):
         share = up / len(gap)
-        if same * 4 > len(gap):
+        if chosen:
             message = (
                 f"{one} is above {other} at {up} of {len(gap)} trained tokens, never below, and "
                 f"equal at {same}: the log-prob of the most likely token, not of the sampled one"
@@ -152,25 +167,32 @@ def _one_sided(
             )
             yield given.finding("log-prob.filtered", "warning", message)
         return
-    if scaled and left < 0.5:
+    if slope is not None:
+        hot, cold = (other, one) if slope > 1 else (one, other)
         message = (
-            f"{one} is {slope:.3g} times {other} over {len(gap)} trained tokens: one of them has "
-            "another temperature"
+            f"{one} moves by {slope:.3g} where {other} moves by 1, over {len(gap)} trained tokens: "
+            f"{cold} is at a lower temperature than {hot}, of about {1 / slope:.2g} to 1"
         )
         yield given.finding("log-prob.temperature", "warning", message)
 
 
-def _slope(first: Floats, second: Floats) -> tuple[float, float]:
-    """The first as a multiple of the second, and the part of their gap that this leaves.
+def _steepness(x: Floats, y: Floats) -> float | None:
+    """The slope of the second over the first, where a temperature is behind it.
 
-    1, nothing explained, where the multiple may be one by chance.
+    At a lower temperature likely tokens become likelier and unlikely ones less likely: the line
+    through both is steeper and lies above 0 where the log-prob is 0. A policy that was trained
+    differs by what no line explains. A pure factor is one, too: log-probs that were multiplied.
     """
-    x, y = second.astype(np.float64), first.astype(np.float64)
-    square = float((x * x).sum())
-    if not square:
-        return 1.0, 1.0
-    slope = float((x * y).sum()) / square
-    before, after = float(((y - x) ** 2).sum()), float(((y - slope * x) ** 2).sum())
-    error = (after / max(len(x) - 1, 1) / square) ** 0.5
-    certain = before > 0 and abs(slope - 1.0) > 8 * error
-    return slope, after / before if certain else 1.0
+    x, y = x.astype(np.float64), y.astype(np.float64)
+    spread = float(((x - x.mean()) ** 2).sum())
+    gap = y - x
+    before = float(((gap - gap.mean()) ** 2).sum())
+    if not spread or not before:
+        return None
+    slope = float(((x - x.mean()) * (y - y.mean())).sum()) / spread
+    level = float(y.mean() - slope * x.mean())
+    after = float(((gap - (slope - 1.0) * x - level) ** 2).sum())
+    error = (after / max(len(x) - 2, 1) / spread) ** 0.5
+    certain = abs(slope - 1.0) > max(STEEP, CERTAIN * error)
+    sided = (slope - 1.0) * level > -NEARLY * abs(slope - 1.0)
+    return slope if certain and sided and after < EXPLAINED * before else None

@@ -1,4 +1,4 @@
-"""Checks of samples, groups and ranks: duplicates, mixed prompts, constant groups, weights."""
+"""Checks of samples, groups and ranks: duplicates, mixed prompts, constant groups, rewards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
-import pyarrow.compute as pc
 
 from trajreplay.stages.contract_checks.columns import Columns, Floats, Found, Together
 from trajreplay.stages.packed import list_lengths, packed_values
@@ -30,12 +29,11 @@ def check_samples(given: Together) -> Iterator[Found]:
     yield from _duplicates(given)
     if "reward.post_process" not in given.stages:  # which says so itself, and what should be
         yield from given.each(_constant_groups)
+        yield from given.each(_normalised_as_one)
     if "tokens" in names:
         yield from given.each(_mixed_prompts)
     yield from _near_epsilon(given)
     yield from _masked_advantages(given)
-    if "weight_versions" in names:
-        yield from given.each(_weights)
 
 
 def _duplicates(given: Together) -> Iterator[Found]:
@@ -139,6 +137,30 @@ def _constant_groups(given: Columns) -> Iterator[Finding]:
         yield given.finding("group.constant", "warning", message, sample=row)
 
 
+def _normalised_as_one(given: Columns) -> Iterator[Finding]:
+    """Rewards that add up to 0 over all samples, and in no group."""
+    reward = given.settings.reward
+    centred = reward.baseline in ("mean", "leave-one-out") and reward.grouping == "group"
+    if not centred or reward.clip_after is not None or not given.has("group_id", "reward"):
+        return
+    used, groups = given.scalars("reward"), given.groups
+    size = int(groups.max()) + 1 if len(groups) else 0
+    counts = np.bincount(groups, minlength=size)
+    whole = counts[groups] >= np.maximum(_group_sizes(given), 2)
+    if size < 2 or not whole.all() or not np.isfinite(used).all() or not used.any():
+        return
+    scale = float(np.abs(used).mean())
+    means = np.bincount(groups, used, size) / counts
+    if abs(float(used.mean())) < NOISE * scale and (np.abs(means) > 1e-3 * scale).all():
+        row = int(np.abs(means[groups]).argmax())
+        message = (
+            f"the rewards of all {len(used)} samples have the mean 0 and those of none of the "
+            f"{size} groups have, here {means[groups[row]]:.4g}: they were normalised as one block"
+        )
+        stage = "reward.post_process"
+        yield given.finding("group.one-block", "warning", message, sample=row, stage=stage)
+
+
 def _group_sizes(given: Columns) -> Floats:
     """(S,) Members that the group of each sample has; infinite where a step may hold a part."""
     if given.has("group_size"):
@@ -217,37 +239,3 @@ def _masked_advantages(given: Together) -> Iterator[Found]:
             )
             stage = "advantage.estimate"
             yield given.about(index, "advantage.masked", "info", message, int(with_some[0]), stage)
-
-
-def _weights(given: Columns) -> Iterator[Finding]:
-    """Weight versions: mixed within a sample, going back, or never counted."""
-    if not given.has("weight_versions"):
-        return
-    column = given.table["weight_versions"]
-    versions = pc.struct_field(pc.list_flatten(column), "version").to_numpy()
-    if not len(versions):
-        return
-    counts = list_lengths(column)
-    starts = np.concatenate([[0], np.cumsum(counts)])
-    owner = np.repeat(np.arange(len(counts)), counts)
-    same = owner[1:] == owner[:-1]
-    step = np.diff(versions)
-    mixed, back = np.unique(owner[1:][same & (step != 0)]), owner[1:][same & (step < 0)]
-    if len(back):
-        row = int(back[0])
-        message = f"{len(back)} spans were sampled by older weights than the span before them"
-        yield given.finding("weights.backwards", "warning", message, sample=row)
-    if len(mixed):
-        row = int(mixed[0])
-        found = ", ".join(map(str, versions[starts[row] : starts[row + 1]].tolist()[:4]))
-        message = (
-            f"{len(mixed)} samples were sampled by several weight versions, here {found}: legal "
-            "only with partial rollouts"
-        )
-        yield given.finding("weights.mixed", "warning", message, sample=row)
-    if given.rollout_id >= 2 and not versions.any() and len(counts) > 1:
-        message = (
-            f"every weight version is 0 at rollout {given.rollout_id}: versions that are never "
-            "counted say nothing of staleness"
-        )
-        yield given.finding("weights.never-counted", "warning", message)

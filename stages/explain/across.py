@@ -26,6 +26,7 @@ class Cluster:
         judged: Cohorts of the run of which the stage was compared.
         when: When it shows: always, once, since a rollout, an attempt, and at which ranks.
         example: The explanation of the first cohort in full.
+        told: Whether a contract check found it, so that the sentence says what is wrong.
     """
 
     run_id: str
@@ -37,6 +38,7 @@ class Cluster:
     judged: int
     when: str
     example: str
+    told: bool = False
 
     @property
     def text(self) -> str:
@@ -46,7 +48,7 @@ class Cluster:
         if not self.faults:
             return f"{start} {self.sentence}."
         see = f"Known as: {self.known_as}. See: trajreplay faults {self.faults[0]}"
-        return f"{start} equal {self.sentence}. {see}"
+        return f"{start} {'' if self.told else 'equal '}{self.sentence}. {see}"
 
     def to_json(self) -> dict[str, Any]:
         """All facts as JSON values."""
@@ -85,17 +87,20 @@ def _cluster(
         for one in explained.report.cohorts
         if one.run_id == run_id and _is_judged(one, stage, diverged)
     ]
-    sentence = first.note or "; ".join(["no known fault reproduces this", *first.residual])
+    sentence = (
+        first.told or first.note or "; ".join(["no known fault reproduces this", *first.residual])
+    )
     return Cluster(
         run_id,
         stage,
         faults,
-        first.first.sentence if first.first else sentence,
+        first.first.sentence if first.first and not first.told else sentence,
         first.first.known_as if first.first else "",
         tuple(dict.fromkeys(one.cohort for one in found)),
         max(len(judged), len(diverged)),
         _when(judged, diverged, found, stage),
         first.text,
+        bool(first.told),
     )
 
 

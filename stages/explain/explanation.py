@@ -81,6 +81,7 @@ class Explanation:
         residual: Where none does: the shape of the error.
         audit: Of each recorded field: how many of its values disagree, and how many there are.
         note: What else is to be said, such as why nothing could be tried.
+        told: Of what a contract check found: its finding, in words.
         searched: Whether every fault was tried; not, where many cohorts before had no explanation.
         weights: The newest weight version that sampled it, where that was captured.
     """
@@ -96,6 +97,7 @@ class Explanation:
     residual: list[str] = field(default_factory=list)
     audit: dict[str, tuple[int, int]] = field(default_factory=dict)
     note: str = ""
+    told: str = ""
     searched: bool = True
     weights: int | None = None
 
@@ -110,6 +112,9 @@ class Explanation:
         if self.first is None:
             return self._unexplained()
         best = self.first
+        look = f"Look at: {best.look}. See: trajreplay faults {best.faults[0]}"
+        if self.told:
+            return f"{self.stage}: {self.told}. Known as: {best.known_as}. {look}"
         fit = f"max error {_short(best.max_error)} on {best.agree} of {best.values} {self.noun}"
         parts = [
             f"{self.stage}: recorded values equal {best.sentence}",
@@ -123,8 +128,7 @@ class Explanation:
         if others:
             more = f" and {len(others) - 3} more" if len(others) > 3 else ""
             parts.append(f"On this cohort the same as: {'; '.join(others[:3])}{more}.")
-        parts.append(f"Look at: {best.look}. See: trajreplay faults {best.faults[0]}")
-        return " ".join(parts)
+        return " ".join([*parts, look])
 
     @property
     def _audited(self) -> list[str]:
@@ -165,6 +169,7 @@ class Explanation:
             "residual": self.residual,
             "audit": {name: {"differ": bad, "of": of} for name, (bad, of) in self.audit.items()},
             "note": self.note,
+            "told": self.told,
             "searched": self.searched,
             "weights": self.weights,
         }

@@ -12,8 +12,9 @@ from torch import Tensor
 from trajreplay.query import Cohort
 from trajreplay.stages.checks import source_pairs
 from trajreplay.stages.cohort import LoadedCohort
-from trajreplay.stages.explain.explanation import Explanation, Hypothesis
-from trajreplay.stages.faults import Fault, reported
+from trajreplay.stages.explain.explanation import Explanation
+from trajreplay.stages.explain.findings import named
+from trajreplay.stages.faults import Fault
 from trajreplay.stages.faults.fault import Handed
 from trajreplay.stages.packed import list_lengths, packed_values
 from trajreplay.stages.report import CohortReport
@@ -47,44 +48,40 @@ def explain_handoffs(
     }
     names = [name for name in _NUMBERS if name in broken & {*cohort.table.column_names}]
     for given in _handed(cohort, sources, names):
-        yield _explained(given, place, faults)
+        yield explain_column(given, "sample", place, faults)
 
 
-def _explained(given: Handed, place: Cohort, faults: Sequence[Fault]) -> Explanation:
+def explain_column(
+    given: Handed, stage: str, place: Cohort, faults: Sequence[Fault]
+) -> Explanation:
+    """Search what made a column of what it should be.
+
+    Args:
+        given: Both sides of it.
+        stage: The stage at which it shows.
+        place: The cohort.
+        faults: The catalogue.
+    """
     per_token = len(given.offsets) - 1 != len(given.origin)
-    found = Explanation(place, "sample", "tokens" if per_token else "samples")
+    found = Explanation(place, stage, "tokens" if per_token else "samples")
     differs = ~_equal(given.recorded, given.origin)
     found.differ, found.of = int(differs.sum()), len(differs)
     gaps = (given.recorded - given.origin).abs()[differs]
     found.misses_by = float(gaps.max()) if len(gaps) else 0.0
     for fault in faults:
-        if fault.hands is None:
+        if fault.hands is None or fault.stage != stage:
             continue
         for values, detail in fault.hands(given):
             if len(values) == len(given.recorded) and bool(_equal(given.recorded, values).all()):
-                said = f"{given.column} of the rollout {detail}"
-                if detail.startswith("the "):
-                    said = f"{given.column}: {detail}"
-                found.hypotheses.append(_hypothesis(fault, said, found.of))
+                said = f"{given.column}: {detail}"
+                if stage == "sample" and not detail.startswith("the "):
+                    said = f"{given.column} of the rollout {detail}"
+                found.hypotheses.append(named(fault, fault.says(said), found.of))
                 break
     if not found.hypotheses:
         found.residual = _shape(given, differs)
         found.note = ""
     return found
-
-
-def _hypothesis(fault: Fault, said: str, values: int) -> Hypothesis:
-    return Hypothesis(
-        (fault.id,),
-        fault.name,
-        fault.says(said),
-        fault.look,
-        tuple(reported(fault.references)),
-        {},
-        values,
-        values,
-        0.0,
-    )
 
 
 def _shape(given: Handed, differs: Tensor) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,10 +12,12 @@ import pyarrow.compute as pc
 from trajreplay.query import Catalog, Cohort, Selection, select
 from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.explain.explanation import Explanation
+from trajreplay.stages.explain.findings import explain_findings
 from trajreplay.stages.explain.handoffs import explain_handoffs
 from trajreplay.stages.explain.non_finite import FirstNonFinite, first_non_finite
+from trajreplay.stages.explain.raw_rewards import explain_raw_rewards
 from trajreplay.stages.explain.search import explain_stage
-from trajreplay.stages.faults import catalogue
+from trajreplay.stages.faults import Fault, catalogue
 from trajreplay.stages.judge import DEFAULT_MEMORY_BYTES
 from trajreplay.stages.plan import replay
 from trajreplay.stages.report import CohortReport, Report
@@ -24,6 +26,7 @@ from trajreplay.stages.whole import WholeCohorts, block_of
 
 # Cohorts of a stage without an explanation, after which no further one is searched in full.
 SEARCHES = 20
+_EXPLAINED = ("sample", "reward.raw", *COMPUTED)
 
 
 @dataclass
@@ -32,7 +35,7 @@ class Explained:
 
     Args:
         report: The replay's report.
-        explanations: By cohort and stage, in report order.
+        explanations: By cohort: errors of contract checks, what diverged, their warnings.
         non_finite: Of diverged cohorts that hold NaN or infinities, where the first one entered.
     """
 
@@ -73,6 +76,7 @@ def explain(
     explained = Explained(report)
     whole = WholeCohorts(catalog, select(catalog, selection), memory_bytes=memory_bytes)
     by_place = {_place(one): one for one in report.cohorts}
+    explained.explanations += _findings(report, "error", faults)
     unexplained = Counter[str]()
     known: dict[str, list[str]] = {}  # by stage, what explained a cohort before
     for place, stages in _diverged(report, whole):
@@ -88,6 +92,11 @@ def explain(
                         loaded, by_place[place], whole.sources, place, faults
                     )
                 continue
+            if stage == "reward.raw":
+                if isinstance(loaded, LoadedCohort):
+                    block = block_of(loaded)
+                    explained.explanations += explain_raw_rewards(block, place, faults)
+                continue
             if isinstance(loaded, CohortReport):
                 one.note = f"cannot be explained: {loaded.refusal or 'nothing can be recomputed'}"
             else:
@@ -98,7 +107,14 @@ def explain(
                 if one.first is not None and one.first.faults[0] not in before:
                     before.insert(0, one.first.faults[0])
             explained.explanations.append(one)
+    explained.explanations += _findings(report, "warning", faults)
+    explained.explanations.sort(key=lambda one: one.cohort.order)
     return explained
+
+
+def _findings(report: Report, severity: str, faults: Sequence[Fault]) -> Iterator[Explanation]:
+    for cohort in report.cohorts:
+        yield from explain_findings(cohort, _place(cohort), severity, faults)
 
 
 def _diverged(report: Report, whole: WholeCohorts) -> Iterator[tuple[Cohort, list[str]]]:
@@ -111,7 +127,11 @@ def _diverged(report: Report, whole: WholeCohorts) -> Iterator[tuple[Cohort, lis
         place = _place(cohort)
         by_owner: dict[Cohort, list[str]] = {}
         for result in cohort.stages:
-            if result.verdict != "diverged" or result.stage not in (*COMPUTED, "sample"):
+            if result.verdict != "diverged" or result.stage not in (
+                *COMPUTED,
+                "sample",
+                "reward.raw",
+            ):
                 continue
             for owner in whole.declaring(place, result.stage):
                 if (owner, result.stage) not in done:

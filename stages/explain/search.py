@@ -12,6 +12,7 @@ import torch
 from trajreplay.schema.errors import TrajReplayError
 from trajreplay.stages.block import Block
 from trajreplay.stages.explain.explanation import Explanation, Hypothesis
+from trajreplay.stages.explain.findings import named
 from trajreplay.stages.explain.residual import residual_shape
 from trajreplay.stages.faults import Fault, Told, reported
 from trajreplay.stages.values import Values, recompute
@@ -21,6 +22,7 @@ from trajreplay.stages.variants import Variant, varied
 PAIRED = 14
 # Values that have to differ before pairs are tried: two mistakes at once fit a few by chance.
 EVIDENCE = 3
+SHORT = "group.short"
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +76,7 @@ def explain_stage(
         return
     _describe(explanation, base)
     if not explanation.differ:
-        explanation.note = _agreement(block, stage)
+        _agreement(block, stage, explanation, faults)
         return
     mine = [(order, one) for order, one in enumerate(faults) if one.stage == stage and one.tries]
     known = [pair for pair in mine if pair[1].id in first]
@@ -116,12 +118,15 @@ def _largest(one: Values, where: torch.Tensor) -> float:
     return float(error.max()) if len(error) else 0.0
 
 
-def _agreement(block: Block, stage: str) -> str:
+def _agreement(block: Block, stage: str, explanation: Explanation, faults: Sequence[Fault]) -> None:
     """Why a stage diverged whose recorded values are right."""
     sizes = block.settings.reward.n_samples_per_prompt
-    if stage == "reward.post_process" and sizes:
-        return f"values agree; groups are not of {sizes} members: some were lost or are not here"
-    return "values agree when the whole cohort is recomputed from its own columns"
+    if stage != "reward.post_process" or not sizes:
+        explanation.note = "values agree when the whole cohort is recomputed from its own columns"
+        return
+    said = f"values agree; groups are not of {sizes} members: some were lost or are not here"
+    explanation.told = said
+    explanation.hypotheses = [named(one, said) for one in faults if one.id == SHORT]
 
 
 def _singles(

@@ -7,13 +7,25 @@ from functools import cache
 from importlib.metadata import entry_points
 
 from trajreplay.schema.errors import StageError
-from trajreplay.stages.faults import advantages, handoffs, kl, losses, profiles, reductions, rewards
+from trajreplay.stages.faults import (
+    advantages,
+    contracts,
+    handoffs,
+    kl,
+    losses,
+    profiles,
+    raw,
+    reductions,
+    rewards,
+)
 from trajreplay.stages.faults.fault import Fault
 from trajreplay.stages.plugins import find_plugin
 
 GROUP = "trajreplay.faults"
 FAULTS: tuple[Fault, ...] = (
+    *contracts.FAULTS,
     *handoffs.FAULTS,
+    *raw.FAULTS,
     *rewards.FAULTS,
     *kl.FAULTS,
     *advantages.FAULTS,

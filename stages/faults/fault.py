@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from trajreplay.schema.settings import Settings
@@ -41,6 +42,7 @@ class Handed:
         mask: (N,) bool. The mask of the rollouts, or all True where it was not recorded.
         others: Other columns of the rollouts with as many values.
         owns: Other columns of the step with as many values.
+        ranks: (S,) int64. The rank of each sample, where that is asked for.
     """
 
     column: str
@@ -50,6 +52,7 @@ class Handed:
     mask: Tensor
     others: Mapping[str, Tensor]
     owns: Mapping[str, Tensor]
+    ranks: Tensor = torch.zeros(0, dtype=torch.int64)  # noqa: RUF009
 
 
 Hands = Callable[[Handed], Iterable[tuple[Tensor, str]]]

@@ -48,6 +48,28 @@ def _wrapped(given: Handed, by: int) -> Tensor:
 def _masked(given: Handed) -> Made:
     if given.column != "loss_mask" and not bool(given.mask.all()):
         yield torch.where(given.mask, given.origin, 0.0), "with 0 where the mask is 0"
+        other = _mask_of_another(given)
+        if other is not None:
+            yield torch.where(other, given.origin, 0.0), "with 0 where another sample's mask is 0"
+
+
+def _mask_of_another(given: Handed) -> Tensor | None:
+    """(N,) bool. The masks by which values were set to 0, where they are those of other samples."""
+    rows = list(pairwise(given.offsets.tolist()))
+    masks: dict[bytes, Tensor] = {}
+    for start, stop in rows:
+        row = given.mask[start:stop]
+        masks.setdefault(row.numpy().tobytes(), row)
+    found = torch.ones_like(given.mask)
+    for start, stop in rows:
+        mine, theirs = given.recorded[start:stop], given.origin[start:stop]
+        for row in masks.values():
+            if len(row) == stop - start and torch.equal(mine, torch.where(row, theirs, 0.0)):
+                found[start:stop] = row
+                break
+        else:
+            return None
+    return found
 
 
 def _whole(given: Handed) -> Made:

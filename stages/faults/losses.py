@@ -209,6 +209,11 @@ def _advantages(block: Block) -> Iterable[Told]:
         means = torch.zeros(len(packed.lengths), dtype=torch.float64)
         means.scatter_reduce_(0, owner, values, "mean", include_self=False)
         yield Told(Variant(columns={"advantages": means[owner]}), "the mean over each sample")
+        sums = torch.zeros_like(means).scatter_add_(0, owner, values)
+        trained = torch.zeros_like(means).scatter_add_(0, owner, packed.weights)
+        over = (sums / trained.clamp(1))[owner]
+        detail = "the sum over all tokens of a sample, masked ones too, by its trained tokens"
+        yield Told(Variant(columns={"advantages": over}), detail)
 
 
 def _correction(block: Block) -> Iterable[Told]:

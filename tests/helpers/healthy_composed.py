@@ -99,6 +99,8 @@ class Draw:
             settings = with_changes(base, changes)
         except SchemaError:
             return None
+        if (settings.reward.lone, settings.reward.missing) == ("nan", "exclude"):
+            return None  # who is alone because the others are missing has NaN, which is an alarm
         places = ParallelCoordinates()
         for stage in self.stages:
             if ability(stage, settings, places, _HELD).capability != "recompute":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,10 @@ import torch
 from tests.helpers.cohorts import capture
 from tests.helpers.scenes import WAY
 from tests.helpers.trainer import Sample, Trainer
-from trajreplay import Lake
+from trajreplay import Lake, SampleRecord, with_changes
 from trajreplay.schema import Settings
-from trajreplay.stages import Finding
+from trajreplay.stages import Finding, contract_checks
+from trajreplay.stages.faults import contracts
 
 STAGES = ("sample", "reward.raw", "reward.post_process", "advantage.estimate")
 COLUMNS = ("rollout_log_probs", "old_log_probs", "ref_log_probs", "advantages")
@@ -229,3 +232,158 @@ def test_a_deep_validation_checks_every_cohort(lake: Lake) -> None:
     (found,) = report.findings
     assert (found.severity, found.check) == ("error", "log-prob.shifted")
     assert found.message.startswith("run 'r' rollout 0 s-0 token ")
+
+
+def test_every_finding_has_a_fault_of_its_name() -> None:
+    """What a check says is explained: by name, and with where to look."""
+    folder = Path(contract_checks.__file__).parent
+    said = {
+        name
+        for module in folder.glob("*.py")
+        for name in re.findall(r'given\.(?:at|finding)\(\s*"([a-z.-]+)"', module.read_text())
+    }
+    assert len(said) > 20
+    assert said - {one.id for one in contracts.FAULTS} == {"advantage.masked"}  # which is an info
+
+
+def _kl(change: Callable[[torch.Tensor, float], torch.Tensor]) -> Callable[[list[Sample]], None]:
+    def spoil(samples: list[Sample]) -> None:
+        for one in samples:
+            gap = one.columns["ref_log_probs"] - one.columns["old_log_probs"]
+            k3 = torch.exp(gap) - 1.0 - gap
+            one.columns["kl"] = change(k3, float(one.reward or 0.0))
+
+    return spoil
+
+
+def _rewarded(kl: torch.Tensor, reward: float) -> torch.Tensor:
+    found = -0.05 * kl
+    found[-1] += reward
+    return found
+
+
+@pytest.mark.parametrize(
+    ("change", "checks"),
+    [
+        (lambda kl, reward: kl, set()),
+        (lambda kl, reward: -0.1 * kl, {"kl.negative"}),
+        (_rewarded, {"kl.negative", "kl.edited"}),
+    ],
+)
+def test_a_kl_that_was_edited_is_found_where_nothing_recomputes_it(
+    lake: Lake, change: Callable[[torch.Tensor, float], torch.Tensor], checks: set[str]
+) -> None:
+    samples = _samples()
+    _kl(change)(samples)
+    settings = with_changes(WAY.full, {"kl.estimator": "k3"})
+    capture(
+        lake,
+        {0: samples},
+        WAY,
+        stages=["sample"],
+        columns=(*COLUMNS, "kl"),
+        settings=settings,
+    )
+    (cohort,) = lake.replay().cohorts
+    assert {one.check for one in cohort.findings if one.severity == "warning"} == checks
+
+
+def test_rewards_that_are_centred_over_all_and_in_no_group_are_found(lake: Lake) -> None:
+    samples = _samples()
+    raw = np.array([one.raw_reward for one in samples])
+    healthy = _findings(lake, samples, stages=["sample"])
+    assert "group.one-block" not in {one.check for one in healthy}
+    for one, used in zip(samples, (raw - raw.mean()) / raw.std(), strict=True):
+        one.reward = float(np.float32(used))
+    found = _findings(Lake.create(f"{lake.path}-other"), samples, stages=["sample"])
+    assert "group.one-block" in {one.check for one in found}
+
+
+def _versioned(
+    lake: Lake, spans: Sequence[Sequence[int]], trainer: int, **changes: Any
+) -> dict[str, Finding]:
+    """Findings of samples of four tokens, each sampled by so many versions in turn."""
+    settings = with_changes(Settings(), {f"sampling.{name}": one for name, one in changes.items()})
+    with lake.capture(
+        run_id="r", rollout_id=5, rank=0, expected_ranks=[0], settings=settings, stages=["sample"]
+    ) as builder:
+        builder.samples(
+            [
+                SampleRecord(
+                    sample_id=f"s-{row}",
+                    group_id="g",
+                    response_length=4,
+                    total_length=6,
+                    loss_mask=[1] * 4,
+                    weight_versions=[
+                        (4 * at // len(versions), 4 * (at + 1) // len(versions), one)
+                        for at, one in enumerate(versions)
+                    ],
+                )
+                for row, versions in enumerate(spans)
+            ],
+            reward_dtype="float32",
+        )
+        values = [torch.full((4,), -0.5 - row / 7) for row in range(len(spans))]
+        builder.tensor("old_log_probs", values, source="trainer", weight_version=trainer)
+    (cohort,) = lake.replay().cohorts
+    return {one.check: one for one in cohort.findings if one.check.startswith("weights.")}
+
+
+def test_weights_older_than_allowed_are_an_error_at_the_sample(lake: Lake) -> None:
+    found = _versioned(lake, [[9], [7, 8], [6]], 9, max_staleness=2, partial=True)
+    assert {*found} == {"weights.stale"}
+    stale = found["weights.stale"]
+    assert (stale.severity, stale.sample_id) == ("error", "s-2")
+    assert "1 samples are more than 2 weight versions behind" in stale.message
+    other = Lake.create(f"{lake.path}-other")
+    assert _versioned(other, [[9], [7, 8], [7]], 9, max_staleness=2, partial=True) == {}
+
+
+def test_mixed_weights_are_an_error_where_no_rollout_is_partial(lake: Lake) -> None:
+    spans = [[3], [3, 4]]
+    for number, (partial, severity) in enumerate([(False, "error"), (None, "warning")]):
+        found = _versioned(Lake.create(f"{lake.path}-{number}"), spans, 4, partial=partial)
+        assert {name: one.severity for name, one in found.items()} == {"weights.mixed": severity}
+    assert _versioned(lake, spans, 4, partial=True) == {}
+
+
+def test_weights_that_go_back_or_are_ahead_are_found(lake: Lake) -> None:
+    found = _versioned(lake, [[4, 3], [5]], 4, partial=True)
+    assert {*found} == {"weights.backwards", "weights.ahead"}
+
+
+def test_a_policy_that_was_trained_since_is_at_no_other_temperature(lake: Lake) -> None:
+    """Training makes likely tokens likelier; where versions are known, none is blamed for it."""
+    samples = _samples(size=8, length=12)
+    for number, known in enumerate((False, True)):
+        made = Lake.create(f"{lake.path}-{number}")
+        with made.capture(
+            run_id="r",
+            rollout_id=0,
+            rank=0,
+            expected_ranks=[0],
+            settings=Settings(),
+            stages=["sample"],
+        ) as builder:
+            builder.samples(
+                [
+                    SampleRecord(
+                        sample_id=one.sample_id,
+                        group_id=one.group,
+                        response_length=one.length,
+                        total_length=one.length,
+                        loss_mask=one.mask,
+                        weight_versions=[(0, one.length, 3)] if known else None,
+                    )
+                    for one in samples
+                ],
+                reward_dtype="float32",
+            )
+            old = [one.columns["old_log_probs"] for one in samples]
+            builder.tensor("rollout_log_probs", [0.4 * one for one in old])
+            version = 4 if known else None
+            builder.tensor("old_log_probs", old, source="trainer", weight_version=version)
+        (cohort,) = made.replay().cohorts
+        named = {one.check for one in cohort.findings}
+        assert ("log-prob.temperature" in named) == (not known)

@@ -70,7 +70,13 @@ COMPOSED = {
     "K-044": "loss.infinite-weight",
     "K-046": "loss.ratio",
     "K-055": "loss.factor",
+    "K-011": "handoff.zeroed",
+    "K-029": "loss.advantages",
 }
+
+
+# Cases with a test of their own, below and in test_fault_cases_composed.py.
+WRITTEN_OUT = ("K-003", "K-006", "K-012", "K-019", "K-061", "K-066", "K-069", "K-073")
 
 
 @pytest.mark.parametrize("case", COMPOSED)

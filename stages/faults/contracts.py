@@ -1,0 +1,206 @@
+"""Mistakes that a contract check finds before any arithmetic: each has the name of its check."""
+
+from __future__ import annotations
+
+from trajreplay.stages.faults.fault import Fault
+
+_SAMPLE = "sample"
+
+
+def _fault(
+    check: str, known: str, sentence: str, look: str, *references: str, stage: str = _SAMPLE
+) -> Fault:
+    return Fault(check, known, stage, sentence, look, references)
+
+
+FAULTS = (
+    _fault(
+        "log-prob.shifted",
+        "log-probs a token late",
+        "one column of log-probs lies a token late against another, in each sample",
+        "slices [:-1] and [1:] of logits and tokens",
+        "K-037",
+    ),
+    _fault(
+        "log-prob.packed-shift",
+        "packed log-probs one entry short",
+        "one column of log-probs lies a token late over the borders of packed samples",
+        "entries per sample where log-probs are packed: one for every token, the first one too",
+        "K-037",
+    ),
+    _fault(
+        "sample.permuted",
+        "samples permuted",
+        "samples have the log-probs of other samples",
+        "the order in which micro-batches are put back; join by sample id",
+        "K-011",
+        "K-014",
+    ),
+    _fault(
+        "rank.doubled",
+        "a rank counted twice",
+        "a rank holds the samples of another one under other ids",
+        "how data is sharded over ranks; tensor-parallel replicas",
+        "K-066",
+    ),
+    _fault(
+        "rank.factor",
+        "counted once per rank",
+        "a scalar of all ranks is a multiple on one rank of what it is on another",
+        "the process group of a sum: with or without context parallelism",
+        "K-066",
+        stage="loss.policy",
+    ),
+    _fault(
+        "log-prob.zero",
+        "missing log-probs filled in",
+        "log-probs that are exactly 0 at trained tokens: missing, and filled in",
+        "re-encoded text, trained prompt tokens, parts of resumed responses",
+        "K-040",
+        "K-013",
+        "K-079",
+    ),
+    _fault(
+        "log-prob.positive",
+        "log-probs above 0",
+        "log-probs above 0, which no distribution has",
+        "the dtype of logits and of log_softmax",
+        "K-050",
+    ),
+    _fault(
+        "log-prob.quantised",
+        "log-probs in reduced precision",
+        "values that all fit bfloat16 or float16, of a producer that says float32",
+        "the dtype of logits and of the buffers on the way",
+        "K-039",
+        "K-050",
+    ),
+    _fault(
+        "log-prob.most-likely",
+        "log-prob of the most likely token",
+        "log-probs of the most likely token instead of the sampled one",
+        "which entry of the engine's log-probs is taken: that of the sampled id",
+        "K-034",
+    ),
+    _fault(
+        "log-prob.filtered",
+        "log-probs over a filtered set",
+        "log-probs that were normalised over what top-p or top-k kept",
+        "the engine's log-prob mode: before or after its filters",
+        "K-035",
+    ),
+    _fault(
+        "log-prob.temperature",
+        "sampling temperature on one side of the ratio",
+        "log-probs of two columns that were taken at different temperatures",
+        "where logits are divided by the temperature: in sampler and trainer alike",
+        "K-031",
+    ),
+    _fault(
+        "sample.duplicated",
+        "duplicated samples",
+        "samples with the log-probs of another sample, bit by bit",
+        "buffers that are read twice; retries that are kept beside what they retried",
+    ),
+    _fault(
+        "group.constant",
+        "equal rewards with a spread",
+        "a group of equal raw rewards whose rewards are not 0",
+        "the filter of groups: equality of raw rewards, not a deviation above 0 or shaped rewards",
+        "K-008",
+        "K-016",
+    ),
+    _fault(
+        "group.one-block",
+        "streamed groups normalised as one block",
+        "rewards of which no group has the mean 0, and all together have",
+        "how rewards are reshaped where samples arrive in batches; reward.grouping",
+        "K-001",
+        stage="reward.post_process",
+    ),
+    _fault(
+        "group.mixed-prompts",
+        "groups of several prompts",
+        "members of a group with other prompts",
+        "the key of a group: the prompt's tokens, as captured",
+        "K-013",
+    ),
+    _fault(
+        "group.short",
+        "members removed after a group was closed",
+        "groups of fewer members than planned",
+        "filters between sampling and normalisation: drop whole groups",
+        "K-010",
+        "K-003",
+        stage="reward.post_process",
+    ),
+    _fault(
+        "reward.near-epsilon",
+        "divided by epsilon alone",
+        "rewards of the size of 1 / epsilon",
+        "statistics that were never filled; groups without a spread",
+        "K-003",
+        "K-016",
+        stage="reward.post_process",
+    ),
+    _fault(
+        "weights.mixed",
+        "one rollout across weight versions",
+        "responses that several weight versions sampled",
+        "updates while sequences are open; sampling.partial states that this is meant",
+        "K-078",
+    ),
+    _fault(
+        "weights.stale",
+        "samples older than allowed",
+        "samples whose weights are further behind those that train than the settings allow",
+        "the queue between sampler and trainer; sampling.max_staleness",
+        "K-069",
+        "K-071",
+    ),
+    _fault(
+        "weights.ahead",
+        "sampled by newer weights than those that train",
+        "samples of newer weights than computed the trainer's log-probs",
+        "where versions are counted; which weights recomputed the log-probs",
+        "K-071",
+    ),
+    _fault(
+        "weights.backwards",
+        "weights that go back",
+        "a span of a response sampled by older weights than the span before it",
+        "engines of one pool that were not updated together",
+        "K-073",
+    ),
+    _fault(
+        "weights.never-counted",
+        "weight version always 0",
+        "weight versions that are 0 for ever",
+        "which workers the version is sent to",
+        "K-071",
+    ),
+    _fault(
+        "kl.negative",
+        "the recorded KL was overwritten in place",
+        "a KL below 0 by an estimator that never is",
+        "in-place arithmetic on the tensor that is recorded: copy it at the moment of use",
+        "K-027",
+        stage="advantage.kl",
+    ),
+    _fault(
+        "kl.edited",
+        "the recorded KL was overwritten in place",
+        "the reward at the last token of the KL",
+        "in-place arithmetic on the tensor that is recorded: copy it at the moment of use",
+        "K-027",
+        stage="advantage.kl",
+    ),
+    _fault(
+        "metric.stuck",
+        "a metric that cannot move",
+        "a clip fraction of exactly 0, with ratios beyond the bounds",
+        "what the metric compares: unbounded with bounded losses",
+        "K-053",
+        stage="loss.policy",
+    ),
+)

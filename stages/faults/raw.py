@@ -1,0 +1,80 @@
+"""Known ways in which a raw reward is not the score that was received, or the sum of its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from trajreplay.stages.faults.fault import Fault, Handed, Hands
+
+_STAGE = "reward.raw"
+Made = Iterable[tuple[Tensor, str]]
+
+
+def _zero_as_missing(given: Handed) -> Made:
+    """Where the score is 0, and only there, something else was used."""
+    zero = given.origin == 0
+    odd = zero & (given.recorded != 0)
+    if bool(odd.any()):
+        detail = f"the score, but at {int(odd.sum())} of {int(zero.sum())} samples whose score is 0"
+        yield torch.where(zero, given.recorded, given.origin), detail
+
+
+def _by_position(given: Handed) -> Made:
+    """Each rank has the first scores of the whole batch beside its own samples."""
+    ranks = given.ranks
+    if len(ranks) != len(given.origin) or len(torch.unique(ranks)) < 2:
+        return
+    taken, beside = torch.empty_like(given.origin), torch.empty_like(given.origin)
+    for rank in torch.unique(ranks):
+        mine = ranks == rank
+        count = int(mine.sum())
+        beside[mine], taken[mine] = given.recorded[:count], given.origin[:count]
+    detail = "the first of the whole batch on every rank, not those of the rank's own samples"
+    yield taken, f"the scores of other samples: {detail}"
+    if torch.equal(beside, given.origin):
+        yield given.recorded, f"right, and the scores beside them are of other samples: {detail}"
+
+
+def _parts(given: Handed) -> Made:
+    yield from ((values, what) for what, values in given.others.items())
+
+
+def _negated(given: Handed) -> Made:
+    yield -given.origin, "the opposite of the score"
+
+
+def _fault(name: str, known: str, look: str, hands: Hands, *references: str) -> Fault:
+    return Fault(f"raw.{name}", known, _STAGE, "{}", look, references, hands=hands)
+
+
+FAULTS = (
+    _fault(
+        "zero-as-missing",
+        "a score of 0 read as no score",
+        "tests of a score by its truth: compare with None",
+        _zero_as_missing,
+        "K-022",
+    ),
+    _fault(
+        "by-position",
+        "whole-batch rewards paired with rank-local samples",
+        "which scope each list has: join by sample id",
+        _by_position,
+        "K-014",
+    ),
+    _fault(
+        "components",
+        "components added up by other weights",
+        "reward.weights and reward.missing",
+        _parts,
+    ),
+    _fault(
+        "negated",
+        "score with the opposite sign",
+        "signs between the reward function and the buffer",
+        _negated,
+    ),
+)
