@@ -152,6 +152,19 @@ def faults() -> str:
     )
 
 
+def metrics() -> str:
+    """The metrics that are recomputed where a training logs them."""
+    from trajreplay.stages.contract_checks.metrics import METRICS
+
+    return table(
+        ("metric", "is", "reads"),
+        [
+            (f"`{name}`", one.doc, ", ".join(f"`{need}`" for need in one.needs))
+            for name, one in METRICS.items()
+        ],
+    )
+
+
 def _reports(references: Sequence[str]) -> Iterator[str]:
     """Links to what a fault refers to, each once."""
     from trajreplay.stages.faults import REPORTS
@@ -264,6 +277,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "settings": settings,
     "profiles": profiles,
     "faults": faults,
+    "metrics": metrics,
     "routes": routes,
     "gates": gates,
     "statistics": statistics,

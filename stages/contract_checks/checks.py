@@ -5,6 +5,7 @@ from __future__ import annotations
 from trajreplay.stages.block import Block
 from trajreplay.stages.contract_checks.columns import Together
 from trajreplay.stages.contract_checks.log_probs import check_log_probs
+from trajreplay.stages.contract_checks.metrics import check_metrics
 from trajreplay.stages.contract_checks.recorded import check_recorded
 from trajreplay.stages.contract_checks.samples import check_samples
 from trajreplay.stages.contract_checks.weights import check_weights
@@ -15,6 +16,7 @@ CHECKED = (
     *("raw_reward", "reward", "rollout_log_probs", "old_log_probs", "log_probs", "kl"),
     *("advantages", "weight_versions"),
 )
+_CHECKS = (check_log_probs, check_samples, check_weights, check_recorded, check_metrics)
 
 
 def check_contracts(block: Block) -> list[list[Finding]]:
@@ -30,7 +32,7 @@ def check_contracts(block: Block) -> list[list[Finding]]:
     """
     found: list[list[Finding]] = [[] for _ in block.cohorts]
     given = Together(block)
-    for check in (check_log_probs, check_samples, check_weights, check_recorded):
+    for check in _CHECKS:
         for index, finding in check(given):
             found[index].append(finding)
     return found

@@ -196,6 +196,15 @@ FAULTS = (
         stage="advantage.kl",
     ),
     _fault(
+        "metric.disagrees",
+        "a metric by another definition",
+        "a logged metric that its definition does not give",
+        "the tokens that it is taken over; ratios before and after they are truncated",
+        "K-042",
+        "K-053",
+        stage="loss.policy",
+    ),
+    _fault(
         "metric.stuck",
         "a metric that cannot move",
         "a clip fraction of exactly 0, with ratios beyond the bounds",

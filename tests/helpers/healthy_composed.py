@@ -210,10 +210,21 @@ Drawn = tuple[dict[int, list[Sample]], Mapping[int, Sequence[Expected]]]
 def judged(
     folder: Path, settings: Settings, drawn: Sequence[Drawn], stages: Sequence[str]
 ) -> list[CohortReport]:
-    """What a replay says of cohorts of one settings.
+    """What a replay says of cohorts of one settings, each by itself."""
+    cohorts = loaded(folder, settings, drawn, stages)
+    judge_cohorts(cohorts, NoSources())
+    for cohort in cohorts:
+        finish_report(cohort.report)
+    return [cohort.report for cohort in cohorts]
 
-    They are written as one capture a rank, read back whole, and judged each by itself: a cohort
-    has its own rows, scalars and report, and is packed with the others as in any replay.
+
+def loaded(
+    folder: Path, settings: Settings, drawn: Sequence[Drawn], stages: Sequence[str]
+) -> list[LoadedCohort]:
+    """Cohorts of one settings in memory, as if each had been loaded by itself.
+
+    They are written as one capture a rank and read back whole; then a cohort has its own rows,
+    scalars and report, and is packed with the others as in any replay.
     """
     ranks = sorted({rank for shares, _ in drawn for rank in shares})
     rows: dict[int, list[Sample]] = {rank: [] for rank in ranks}
@@ -229,13 +240,9 @@ def judged(
     catalog = catalog_of(lake)
     whole = WholeCohorts(catalog, select(catalog, Selection()))
     ((place, _),) = whole.turns()
-    loaded = whole.load(place)
-    assert isinstance(loaded, LoadedCohort), loaded
-    cohorts = list(_parts(loaded, ranks, drawn))
-    judge_cohorts(cohorts, NoSources())
-    for cohort in cohorts:
-        finish_report(cohort.report)
-    return [cohort.report for cohort in cohorts]
+    whole_cohort = whole.load(place)
+    assert isinstance(whole_cohort, LoadedCohort), whole_cohort
+    return list(_parts(whole_cohort, ranks, drawn))
 
 
 def _write(

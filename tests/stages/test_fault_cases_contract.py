@@ -307,6 +307,36 @@ def _k053(side: str) -> Scene:
     return Scene({0: [sample]}, expected={0: [scalars]})
 
 
+def _k042(side: str) -> Scene:
+    """The mean of the ratios themselves, not of what is left of them after the cap."""
+    case = CASES["K-042"]
+    ratio = np.array(case["inputs"]["ratio"])
+    trained = np.full(len(ratio), -4.0)
+    sample = _sample(
+        0, [1] * len(ratio), rollout_log_probs=trained - np.log(ratio), old_log_probs=trained
+    )
+    cap = case["config"]["tis_cap"]
+    settings = {"loss.correction": "tis", "loss.correction_bounds": (0.0, cap)}
+    metrics = {"sampler_ratio_mean": case[side]["mean_ratio"]}
+    if side == "right":
+        metrics["sampler_ratio_truncated"] = case["right"]["share_truncated"]
+    scalars = Expected(metrics, {"scope": "rank", "reduction": "mean"})
+    return Scene({0: [sample]}, settings=settings, expected={0: [scalars]})
+
+
+def _k053_once(side: str) -> Scene:
+    """The share of tokens that the dual clip holds, of the three tokens of the case."""
+    case = CASES["K-053"]
+    ratio = np.array(case["inputs"]["ratio"])
+    old = np.full(len(ratio), -4.0)
+    advantages = case["inputs"]["advantage"]
+    columns = {"log_probs": old + np.log(ratio), "old_log_probs": old, "advantages": advantages}
+    sample = _sample(0, [1] * len(ratio), 0.0, **columns)
+    values = {"pg_clipfrac_lower": case[side]["clipfrac_lower"]}
+    scalars = Expected(values, {"scope": "rank", "reduction": "mean"})
+    return Scene({0: [sample]}, settings={"loss.dual_clip": 3.0}, expected={0: [scalars]})
+
+
 def _k066(side: str) -> Scene:
     """The loss of all, which one of two ranks counts once for each."""
     case = CASES["K-066"]
@@ -375,7 +405,9 @@ FOUND: dict[str, tuple[Callable[[str], Scene], str, str]] = {
     "K-037": (_k037, "sample", "log-prob.packed-shift"),
     "K-040": (_k040, "sample", "log-prob.zero"),
     "K-050": (_k050, "sample", "log-prob.quantised"),
+    "K-042": (_k042, "loss.policy", "metric.disagrees"),
     "K-053": (_k053, "loss.policy", "metric.stuck"),
+    "K-053 once": (_k053_once, "loss.policy", "metric.disagrees"),
     "K-066": (_k066, "loss.policy", "rank.factor"),
     "K-071": (_k071, "sample", "weights.stale"),
     "K-078": (_k078, "sample", "weights.mixed"),
@@ -400,12 +432,16 @@ def test_the_right_side_is_silent_and_the_wrong_one_is_named(
     assert (first.stage, first.first.faults[0]) == (stage, fault), first.text
     assert f"trajreplay faults {fault}" in first.text
     # A replay of the case names its stage, where groups of the wrong size are one of rewards.
-    assert CASES[name]["stage"] in (stage, "sample", "stats.metric")
+    assert CASES[name.split(maxsplit=1)[0]]["stage"] in (
+        stage,
+        "sample",
+        "stats.metric",
+        "stats.mismatch",
+    )
 
 
 # Held elsewhere, or beyond what a lake can show.
 ELSEWHERE = {
-    "K-042": "tests/query/mismatch/test_goldens.py",
     "K-062": "values are right, and only gradients are wrong: no lake holds these",
     "K-079": "refused where it is captured, below",
 }
