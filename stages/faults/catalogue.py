@@ -10,6 +10,7 @@ from trajreplay.schema.errors import StageError
 from trajreplay.stages.faults import (
     advantages,
     contracts,
+    groupings,
     handoffs,
     kl,
     losses,
@@ -17,6 +18,7 @@ from trajreplay.stages.faults import (
     raw,
     reductions,
     rewards,
+    shaping,
 )
 from trajreplay.stages.faults.fault import Fault
 from trajreplay.stages.plugins import find_plugin
@@ -26,7 +28,9 @@ FAULTS: tuple[Fault, ...] = (
     *contracts.FAULTS,
     *handoffs.FAULTS,
     *raw.FAULTS,
+    *groupings.FAULTS,
     *rewards.FAULTS,
+    *shaping.FAULTS,
     *kl.FAULTS,
     *advantages.FAULTS,
     *losses.FAULTS,
