@@ -83,12 +83,3 @@ def _staleness(given: Columns, versions: Ints, owner: Ints) -> Iterator[Finding]
             f"against {int(trained[row])}: the settings allow {bound}"
         )
         yield given.finding("weights.stale", "error", message, sample=row)
-    if behind.min() < 0:
-        row = int(owner[behind.argmin()])
-        message = (
-            f"{len(np.unique(owner[behind < 0]))} samples were sampled by weights newer than those "
-            f"that computed {name}, here {int(versions[behind.argmin()])} against "
-            f"{int(trained[row])}: log-probs of older weights, or versions that are not counted "
-            "by one clock"
-        )
-        yield given.finding("weights.ahead", "warning", message, sample=row)

@@ -159,11 +159,26 @@ FAULTS = (
         "K-071",
     ),
     _fault(
-        "weights.ahead",
+        "weights.newer",
         "sampled by newer weights than those that train",
         "samples of newer weights than computed the trainer's log-probs",
         "where versions are counted; which weights recomputed the log-probs",
         "K-071",
+    ),
+    _fault(
+        "weights.old-newer",
+        "old log-probs recomputed with newer weights",
+        "old log-probs of newer weights than the step's own log-probs",
+        "when old log-probs are recomputed, and with which weights",
+        "K-069",
+    ),
+    _fault(
+        "ledger",
+        "samples that got lost on the way",
+        "fates of samples that do not add up to those that were recorded",
+        "queues that are drained, buffers that are not saved with a checkpoint",
+        "K-075",
+        "K-076",
     ),
     _fault(
         "weights.backwards",
