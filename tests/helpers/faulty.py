@@ -20,7 +20,8 @@ from trajreplay.stages.explain.explanation import Explanation
 from trajreplay.stages.explain.search import explain_stage
 from trajreplay.stages.faults import Fault, Told
 from trajreplay.stages.outputs import recorded_outputs
-from trajreplay.stages.variants import COMPUTED, Values, Variant, recompute, varied
+from trajreplay.stages.values import Values, recompute
+from trajreplay.stages.variants import COMPUTED, Variant, varied
 
 PLACE = Cohort("r", 0, 0, 0)
 
