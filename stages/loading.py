@@ -137,8 +137,9 @@ def _load(
     if has_own_ids(owners):
         sources = NoSources()
     table = SAMPLE_TABLES[captures.kind]
-    has_source = captures.kind == "step" and _any_source(captures, sources)
-    recipe = recipes.of(captures, has_source=has_source)
+    given = _given(captures, sources) if captures.kind == "step" else None
+    has_source = given is not None
+    recipe = recipes.of(captures, given)
     report.stages += recipe.not_run()
     if not recipe.abilities:
         if not lead.contracts:
@@ -242,9 +243,13 @@ def chosen_rows(part: pa.Table, rows: Mapping[int, Mask] | None, rank: int) -> p
     return part if rows[rank] is None else part.filter(rows[rank])
 
 
-def _any_source(captures: CaptureSet, sources: Sources) -> bool:
-    return any(
-        isinstance(sources.find(captures.run_id, attempt, rollout_id), Source)
-        for entry in captures.owners
-        for attempt, rollout_id in entry.sources
-    )
+def _given(captures: CaptureSet, sources: Sources) -> frozenset[str] | None:
+    """The columns that a step can be given by all its rollouts; None if none of them is there."""
+    places = {one for entry in captures.owners for one in entry.sources}
+    found = [sources.find(captures.run_id, *place) for place in sorted(places)]
+    there = [one for one in found if isinstance(one, Source)]
+    if not there:
+        return None
+    if len(there) < len(found):
+        return frozenset()
+    return frozenset.intersection(*(frozenset(one.table.column_names) for one in there))

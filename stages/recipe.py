@@ -80,12 +80,13 @@ class Recipes:
         self._everything = everything
         self._known: dict[object, tuple[Settings, Recipe]] = {}
 
-    def of(self, captures: CaptureSet, *, has_source: bool) -> Recipe:
+    def of(self, captures: CaptureSet, given: frozenset[str] | None = None) -> Recipe:
         """The recipe of a capture set that has an owner.
 
         Args:
             captures: The capture set.
-            has_source: Whether it is a step and a rollout that it consumed from is there.
+            given: Of a step, the columns that the rollouts that it consumed from hold; None where
+                none of them is there.
         """
         owners = captures.owners
         lead, table = owners[0], SAMPLE_TABLES[captures.kind].name
@@ -105,10 +106,10 @@ class Recipes:
             held,
             odd,
             batches,
-            has_source,
+            given,
         )
         if shape not in self._known:
-            made = self._make(captures.kind, lead, widest, held, odd, batches, has_source)
+            made = self._make(captures.kind, lead, widest, held, odd, batches, given)
             self._known[shape] = lead.settings, made  # what is kept keeps its id
         return self._known[shape][1]
 
@@ -120,15 +121,16 @@ class Recipes:
         held: frozenset[str],
         odd: frozenset[str],
         batches: bool,
-        has_source: bool,
+        given: frozenset[str] | None,
     ) -> Recipe:
         table = SAMPLE_TABLES[kind]
-        abilities, results = self._choose(lead, widest, held)
+        # Values of the critic before its update may be those of the rollout, never newer ones.
+        abilities, results = self._choose(lead, widest, held | ((given or set()) & {"old_values"}))
         reads = frozenset(name for one in abilities.values() for name in one.reads)
         writes = {name for one in abilities.values() for name in one.writes if name in table}
         names = [*_ALWAYS, *(_OF_STEPS if kind == "step" else ())]
         names += ("micro_batch_id",) if batches else ()
-        twins = TWINS if has_source and "sample" in abilities else ()
+        twins = TWINS if given is not None and "sample" in abilities else ()
         optional = [*_OPTIONAL, *twins] if "advantage.estimate" in abilities else [*twins]
         optional += ("group_size",) if "reward.post_process" in abilities else ()
         optional += (GRADIENTS,) if "loss.policy" in abilities and kind == "step" else ()

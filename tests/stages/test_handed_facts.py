@@ -84,3 +84,24 @@ def test_a_step_reads_the_facts_that_it_lacks_from_its_rollouts(lake: Lake) -> N
     cohort = the_cohort(lake.replay())
     for stage in ("loss.policy", "loss.value"):
         assert the_stage(cohort, stage).verdict in ("pass", "precision"), cohort.to_json()
+
+
+def test_values_of_before_the_update_are_those_of_the_rollouts(lake: Lake) -> None:
+    """A step that keeps only the critic's new values has advantages made of its rollouts' own."""
+    settings = with_changes(PLAIN, {"advantage.estimator": "gae", "advantage.lam": 0.95})
+    shares = _shares()
+    trainer = ComposedTrainer(settings, shares)
+    trainer.score()
+    trainer.estimate()
+    capture(lake, shares, WAY, stages=("sample",), columns=COLUMNS, settings=settings)
+    capture(
+        lake,
+        shares,
+        WAY,
+        step_id=0,
+        stages=("sample", "advantage.estimate"),
+        columns=[name for name in COLUMNS if name != "old_values"],
+        settings=settings,
+    )
+    stage = the_stage(the_cohort(lake.replay()), "advantage.estimate")
+    assert stage.verdict in ("pass", "precision"), stage
