@@ -188,7 +188,9 @@ class Recipes:
                     chosen[name] = found
                     continue
                 if found.capability == "inspect-only":
-                    shown = (found.capability, found.capability, contract.version, found.reason)
+                    # It was declared to be recomputed, so that not doing it is no pass.
+                    message = f"declared recompute and only to be inspected: {found.reason}"
+                    shown = ("unverified", found.capability, contract.version, message)
                     results.append((name, *shown))
                     continue
                 message = f"declared recompute and unsupported: {found.reason}"

@@ -194,7 +194,7 @@ def test_a_column_that_settings_read_and_the_capture_lacks_is_named(read: tuple[
     ]
     assert cohort.verdict not in ("pass", "precision")
     for found in (one for one in cohort.stages if one.stage in needing):
-        by_batch = column == "micro_batch_id" and found.verdict == "inspect-only"
+        by_batch = column == "micro_batch_id" and found.verdict == "unverified"
         assert found.verdict == "refused" or by_batch, (found.stage, found.verdict)
         assert not found.compared
         assert column.removeprefix("old_") in found.message or "micro-batch" in found.message

@@ -352,7 +352,7 @@ def test_what_takes_more_than_was_captured_is_only_shown(
 
     cohort = _replayed(lake, {}, told, change)
     found = the_stage(cohort, "loss.policy")
-    assert (found.verdict, found.capability) == ("inspect-only", "inspect-only")
+    assert (found.verdict, found.capability) == ("unverified", "inspect-only")
     assert reason in found.message
 
 
