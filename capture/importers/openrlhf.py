@@ -116,8 +116,8 @@ def _rows(
     """The samples of a batch: rows padded on the right, where a value is of the token after it."""
     sequences = one.get("sequences", _matrix).values
     rows, width = sequences.shape
-    attended = one.get("attention_mask", _matrix).values
-    mask = one.get("action_mask", _matrix).values
+    attended = one.get("attention_mask", _mask)
+    mask = one.get("action_mask", _mask)
     tensors = {name: one.get(_COLUMNS[name], _matrix) for name in held}
     if attended.shape != (rows, width):
         raise one.error("attention_mask", f"is of shape {attended.shape}", f"{(rows, width)}")
@@ -128,7 +128,7 @@ def _rows(
                 name, f"is of shape {shape}", f"{(rows, width - 1)}, all tokens but the first"
             )
     rewards: _Numbers | None = one.get("rewards", _numbers, None)
-    truncated: _Numbers | None = one.get("truncated", _numbers, None)
+    truncated: _Numbers | None = one.get("truncated", _flags, None)
     for row in range(rows):
         total = int(np.count_nonzero(attended[row]))
         actions = np.flatnonzero(mask[row])
@@ -142,7 +142,7 @@ def _rows(
             f"s-{before + row}",
             stop - start,
             total,
-            mask[row][start:stop].astype(np.uint8),
+            mask[row][start:stop],
             raw_reward=None if rewards is None else _of(one, "rewards", rewards, row),
             truncated=None if truncated is None else bool(_of(one, "truncated", truncated, row)),
         )
@@ -158,6 +158,21 @@ def _matrix(value: Any) -> TensorValue:
     if not isinstance(value, TensorValue) or value.values.ndim not in (1, 2):
         raise ValueError("a tensor of one or two dimensions")
     return TensorValue(np.atleast_2d(value.values), value.dtype)
+
+
+def _mask(value: Any) -> _Numbers:
+    """Which tokens count: 0 and 1 in any type."""
+    return _zeros_and_ones(_matrix(value))
+
+
+def _flags(value: Any) -> _Numbers:
+    return _zeros_and_ones(TensorValue(_numbers(value), value.dtype))
+
+
+def _zeros_and_ones(found: TensorValue) -> _Numbers:
+    if found.dtype == "bfloat16" or not np.isin(found.values, (0, 1)).all():
+        raise ValueError("a tensor of 0 and 1")
+    return found.values.astype(np.uint8)
 
 
 def _numbers(value: Any) -> _Numbers:

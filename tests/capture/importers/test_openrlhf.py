@@ -89,6 +89,9 @@ def test_only_the_kl_can_be_recomputed_and_only_under_stated_settings(tmp_path: 
         ({"attention_mask": torch.tensor([[0, 1, 1, 1, 1]] * 2)}, "padding on the right only"),
         ({"rewards": torch.ones(1)}, "expected one for each sample"),
         ({"sequences": [1, 2]}, "expected a tensor of one or two dimensions"),
+        ({"action_mask": torch.full((2, 4), 257)}, "expected a tensor of 0 and 1"),
+        ({"attention_mask": torch.full((2, 5), 2)}, "expected a tensor of 0 and 1"),
+        ({"truncated": torch.tensor([0, 2])}, "expected a tensor of 0 and 1"),
         ({"prompts": ["a"]}, "prompts are 1, expected 2"),
     ],
 )
