@@ -5,8 +5,8 @@ Source: slime/utils/train_dump_utils.py, 0.2 and 0.3; relax/utils/training/train
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +60,16 @@ def read_whole(path: Path, options: ImportOptions) -> TrainDump:
     ranks = [one.get("data_parallel_rank", read.count) for one in places]
     if sorted(ranks) != list(range(len(places))):
         raise dump.error("dp_shards", f"are of ranks {ranks}", "every data-parallel rank once")
+    processes = [one.get("rank", read.count) for one in places]
+    if len(set(processes)) < len(processes):
+        raise dump.error("dp_shards", f"are of the processes {processes}", "each process once")
     shards = []
-    for one, data_rank in zip(places, ranks, strict=True):
+    for one, data_rank, process in zip(places, ranks, processes, strict=True):
         positions = one.get("partition", _indices)
         mine = [by_position[place] for place in positions]
         steps, sizes = layout_of(one, len(mine))
         shard = Shard(
-            rank=one.get("rank", read.count),
+            rank=process,
             where=one.where,
             rows=mine,
             positions=positions,
@@ -98,15 +101,13 @@ def rank_files(path: Path) -> list[Path]:
     mine = _place(path)
     if mine is None:
         raise DatasetError(f"{path} changed while it was read", path=str(path))
-    wanted = str(mine[2])  # a name without it could not be told from that of another rollout
     ranks: dict[int, Path] = {}
-    for name in sorted(os.listdir(path.parent)):  # noqa: PTH208 - paths of all would take longer
-        one = path.parent / name if wanted in name or name == path.name else None
-        if one is None or not is_plain_file(one) or _place(one) != mine:
-            continue
+    for one in _by_place(path.parent).get(mine, [path]):
+        if _place(one) != mine:
+            raise DatasetError(f"{one} changed while it was read", path=str(one))
         if (rank := _rank(one)) in ranks:
             raise DatasetError(
-                f"{one} and {ranks[rank].name} are both of rank {rank} of rollout {wanted}, "
+                f"{one} and {ranks[rank].name} are both of rank {rank} of rollout {mine[2]}, "
                 "expected one file of each rank",
                 hint="Move the one away that is not of this training.",
                 path=str(one),
@@ -115,8 +116,20 @@ def rank_files(path: Path) -> list[Path]:
     return [ranks[rank] for rank in sorted(ranks)]
 
 
+@cache
+def _by_place(folder: Path) -> Mapping[tuple[Path, str, int], Sequence[Path]]:
+    """The files by rank of a folder, whatever their names, with one look at each."""
+    found: dict[tuple[Path, str, int], list[Path]] = {}
+    for one in sorted(folder.iterdir()):
+        place = _place(one) if is_plain_file(one) else None
+        if place is not None:
+            found.setdefault(place, []).append(one)
+    return found
+
+
 def rank_sets(paths: Sequence[Path]) -> Iterator[Path]:
     """Of files by rank, the first of each rollout, which stands for all."""
+    _by_place.cache_clear()  # every search sees folders as they are
     if len(paths) == 1:  # perhaps one of several, of which it alone was named
         yield _first(paths[0])
         return

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.helpers.slime_dumps import SLIME, by_rank, dumped, rollout, saved, training
+from tests.helpers.slime_dumps import SLIME, by_rank, dumped, of_rank, rollout, saved, training
 from trajreplay import CaptureError, Lake, Settings
 from trajreplay.capture.importers import ImportOptions, import_files, importer_of, recognise
 from trajreplay.stages.report import Report
@@ -191,6 +191,7 @@ def test_a_rollout_that_fed_two_steps_is_two_steps(tmp_path: Path) -> None:
         (lambda dump: dump["dp_shards"][1].update(sample_indices=[0, 1, 2, 3]), "other samples"),
         (lambda dump: dump["dp_shards"][1].update(global_batch_sizes=[9]), "and step 0 has 8"),
         (lambda dump: dump["dp_shards"][1].update(num_microbatches=[1]), "in one micro-batch"),
+        (lambda dump: dump["dp_shards"][1].update(rank=0), "processes [0, 0], expected each"),
         (lambda dump: dump["samples"][2].update(response_lengths=3), "expected response_lengths"),
         (lambda dump: dump["samples"][2].pop("loss_masks"), "loss_masks is missing"),
         (lambda dump: dump["samples"][2].update(sample_index=7), "other samples"),
@@ -276,6 +277,14 @@ def test_two_files_of_one_rank_are_refused(tmp_path: Path) -> None:
     (folder / "0_1.copy").write_bytes((folder / "0_1.pt").read_bytes())
     for path in (folder, folder / "0_0.pt"):
         assert "0_1.copy are both of rank 1 of rollout 0" in refusal(path)[0]
+
+
+def test_files_by_rank_go_together_whatever_their_names(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        content = {"rollout_id": 7, "rank": rank, "rollout_data": of_rank(rank)}
+        saved(content, tmp_path / f"train_rank{rank}.pt")
+    for path in (tmp_path, tmp_path / "train_rank1.pt"):
+        assert {row["rank"] for row in taken(path)} == {0, 1}
 
 
 def test_a_dump_without_a_schedule_says_that_its_steps_are_unknown(tmp_path: Path) -> None:
