@@ -12,7 +12,7 @@ from typing import Any
 from trajreplay.capture.importers.foreign import guarded
 from trajreplay.schema.bundles.record import CaptureRecord, EventRecord
 from trajreplay.schema.bundles.torchhead import head_of
-from trajreplay.schema.errors import CaptureError, DatasetError
+from trajreplay.schema.errors import CaptureError, DatasetError, TrajReplayError
 from trajreplay.schema.identity import BY_RANK
 
 GROUP = "trajreplay.importers"
@@ -129,15 +129,7 @@ def recognise(paths: Sequence[Path]) -> Importer:
         refuse_objects(path)
         if not path.exists():
             raise CaptureError(f"{path} is not there", hint="Name files or folders to read.")
-        there = [kind for kind in kinds() if any(True for _ in importer_of(kind).find(path))]
-        if not there:
-            raise CaptureError(
-                f"{path}: nothing at or below it is of a kind that can be read: "
-                f"{', '.join(kinds())}",
-                hint="A lake is named with --lake; another kind is added by an entry point of the "
-                f"group {GROUP}.",
-            )
-        found += there
+        found += _kinds_at(path)
     distinct = sorted(set(found))
     if len(distinct) > 1:
         raise CaptureError(
@@ -145,6 +137,33 @@ def recognise(paths: Sequence[Path]) -> Importer:
             hint="Name those of one kind, or import each kind: trajreplay import KIND PATH...",
         )
     return importer_of(distinct[0])
+
+
+def _kinds_at(path: Path) -> list[str]:
+    """The kinds that a path is of; one of another package that fails counts where no other does."""
+    there: list[str] = []
+    failed: list[TrajReplayError] = []
+    for kind in kinds():
+        try:
+            if any(True for _ in importer_of(kind).find(path)):
+                there.append(kind)
+        except TrajReplayError as error:
+            if kind in BUILT_IN:
+                raise
+            failed.append(error)
+    if there:
+        return there
+    nothing = f"{path}: nothing at or below it is of a kind that can be read"
+    if failed:
+        raise CaptureError(
+            f"{nothing}, as far as can be told: {'; '.join(one.message for one in failed)}",
+            hint=failed[0].hint,
+        ) from failed[0]
+    raise CaptureError(
+        f"{nothing}: {', '.join(kinds())}",
+        hint="A lake is named with --lake; another kind is added by an entry point of the "
+        f"group {GROUP}.",
+    )
 
 
 def refuse_objects(path: Path, remedy: str = _PLAIN_ONLY) -> None:
