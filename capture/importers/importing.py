@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
@@ -177,7 +178,20 @@ def _builders(
         _fill(builder, record)
         builder.check()
         builders.append(builder)
+    _check_keys(builders)
     return builders
+
+
+def _check_keys(builders: Sequence[CaptureBuilder | _EventBlock]) -> None:
+    """Refuse captures of one source of which one would be committed in the place of another."""
+    counts = Counter(one.key for one in builders)
+    twice = [f"{count} captures of {key}" for key, count in counts.items() if count > 1]
+    if twice:
+        more = f" and {len(twice) - 10} more" if len(twice) > 10 else ""
+        raise CaptureError(
+            f"{'; '.join(twice[:10])}{more}: expected one of each",
+            hint="Ranks that say the same of themselves are not told apart: nothing is imported.",
+        )
 
 
 def _commit(store: Store, builders: Sequence[CaptureBuilder | _EventBlock]) -> str:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.cli import run
-from tests.helpers.dumps import imported, rows
+from tests.helpers.dumps import VERL, imported, rows
 from tests.helpers.plugins import pip_install, write_package
 from trajreplay import CaptureError, Lake
-from trajreplay.capture.importers import importer_of, kinds, recognise
+from trajreplay.capture.importers import import_files, importer_of, kinds, recognise
 from trajreplay.capture.importers.registry import GROUP
 
 README = Path(__file__).parents[3] / "capture" / "importers" / "README.md"
@@ -147,6 +147,43 @@ def test_a_wrong_importer_is_told_by_name(
     found = run("import", "acme", path, "--lake", lake.path)
     assert (found.code, "Traceback" in found.err) == (3, False)
     assert lake.info().num_rows == 0
+
+
+def test_two_captures_of_one_rank_are_refused_before_either_is_there(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = """
+def twice(path, options):
+    ours = [SampleRecord("s-0", 0, 0, []), SampleRecord("s-1", 0, 0, [])]
+    return [CaptureRecord("acme", 0, None, Settings(), (one,)) for one in ours]
+ACME = Importer("acme", "", find, twice)
+"""
+    points = {GROUP: {"acme": "acme_twice:ACME"}}
+    folder = write_package(tmp_path / "site", "acme_twice", points, HEAD + code)
+    monkeypatch.syspath_prepend(str(folder))
+    path = tmp_path / "x.acme"
+    path.touch()
+    for store in (lake._store, None):
+        (one,) = import_files(store, importer_of("acme"), [path]).sources
+        assert one.status == "refused"
+        assert "2 captures of run 'acme' rollout 0 rank 0: expected one of each" in one.problem
+    assert lake.info().num_rows == 0
+
+
+@pytest.mark.parametrize("what", ["fails to find", "cannot be loaded"])
+def test_a_wrong_importer_keeps_no_other_kind_from_its_files(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, says = WRONG[what]
+    points = {GROUP: {"acme": "acme_wrong:ACME"}}
+    folder = write_package(tmp_path / "site", "acme_wrong", points, HEAD + code)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "acme_wrong", raising=False)
+    assert recognise([VERL / "rollout_data_dir"]).kind == "verl"
+    path = tmp_path / "x.acme"
+    path.touch()
+    with pytest.raises(CaptureError, match=says):
+        recognise([path])
 
 
 def problem_of(lake: Lake, path: Path) -> str:
