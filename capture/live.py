@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -172,7 +173,8 @@ class LiveRecorder(Guarded):
                 micro_batch, stage, samples, columns, origins, scalars or {}, meaning
             )
             if self._gradients and stage == "loss.policy" and micro_batch is not None:
-                pending.watch(micro_batch, columns.get("log_probs"))
+                failed = functools.partial(self.failed, "gradients")
+                pending.watch(micro_batch, columns.get("log_probs"), failed)
 
     @guarded
     def record_scalars(
@@ -210,16 +212,22 @@ class LiveRecorder(Guarded):
     def _end(self, level: Level) -> Pending | None:
         if level not in self._open:
             raise CaptureError(f"a {level} ends, and none was begun")
-        if (pending := self._open.pop(level)) is not None:
-            blind = pending.settle()
-            if blind and self._gradients and level == "step":
-                self._outlet.background.warn(
-                    "gradients",
-                    f"{pending}: no gradient is recorded of {blind} micro-batches: their log_probs "
-                    "are in no graph; hand over the tensor that the loss is computed from",
-                )
+        if (pending := self._open[level]) is not None:
+            with self.guard("gradients"):  # while it is open, so that a problem is one of its own
+                self._settle(level, pending)
+        del self._open[level]
+        if pending is not None:
             self._outlet.take(pending)
         return pending
+
+    def _settle(self, level: Level, pending: Pending) -> None:
+        blind = pending.settle()
+        if blind and self._gradients and level == "step" and not pending.problems:
+            self._outlet.background.warn(
+                "gradients",
+                f"{pending}: no gradient is recorded of {blind} micro-batches: their log_probs "
+                "are in no graph; hand over the tensor that the loss is computed from",
+            )
 
     @guarded
     def drop(self, reason: str) -> None:

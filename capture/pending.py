@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -156,17 +156,18 @@ class Pending:
             told = {"scope": "micro_batch", "reduction": "mean", **meaning}
             self._scalars.append((stage, {**values, **told, "micro_batch_id": name}))
 
-    def watch(self, index: int, log_probs: Any) -> None:
+    def watch(self, index: int, log_probs: Any, failed: Callable[[Exception], None]) -> None:
         """Record what is propagated back to the log-probs of a micro-batch, once it is.
 
         Args:
             index: The micro-batch, recorded before.
             log_probs: Its log-probs; a forward pass without a graph is repeated with one, or not.
+            failed: Is told what goes wrong with a gradient.
         """
         if index not in self._witnesses:
             at, ids = self._batches[index]
             lengths = [one.response_length for one in self._samples[at : at + len(ids)]]
-            witness = Witness(self.copier, log_probs, lengths)
+            witness = Witness(self.copier, log_probs, lengths, failed)
             if witness.in_graph:
                 self._witnesses[index] = witness
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trajreplay.capture.copies import Block, Copier
@@ -20,10 +20,17 @@ class Witness:
         copier: Makes the copies.
         log_probs: A tensor of the micro-batch, or one for each sample.
         lengths: Tokens of each sample.
+        failed: Is told what went wrong with a gradient; what it raises, the training gets.
     """
 
-    def __init__(self, copier: Copier, log_probs: Any, lengths: Sequence[int]) -> None:
-        self._copier, self._lengths = copier, lengths
+    def __init__(
+        self,
+        copier: Copier,
+        log_probs: Any,
+        lengths: Sequence[int],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._copier, self._lengths, self._failed = copier, lengths, failed
         self._whole = getattr(log_probs, "ndim", None) is not None
         tensors = [log_probs] if self._whole else list(log_probs or ())
         self.in_graph = any(getattr(one, "requires_grad", False) for one in tensors)
@@ -35,12 +42,21 @@ class Witness:
         ]
 
     def _take(self, place: int, gradient: torch.Tensor | None) -> None:
+        if gradient is None:  # of a compiled loss, which takes log-probs of its own further
+            self.in_graph = False
+        if gradient is None or not self.in_graph:
+            return
+        try:
+            self._add(place, gradient)
+        except Exception as error:  # noqa: BLE001 - no backward pass fails for its witness
+            self.in_graph = False
+            self._given.clear()
+            self._failed(error)
+
+    def _add(self, place: int, gradient: torch.Tensor) -> None:
         """Keep one gradient; a second one, of another loss, is added to it as torch does."""
         import torch
 
-        if gradient is None:  # of a compiled loss, which takes log-probs of its own further
-            self.in_graph = False
-            return
         with torch.no_grad():
             if place in self._given:
                 self._given[place] += gradient

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.recorded import switched
+from tests.helpers.recorded import captured, switched
 from trajreplay import Lake, SampleRecord, Settings, StageContract, capture, profile, with_changes
 from trajreplay.capture import CaptureWarning
+from trajreplay.capture.witness import Witness
 from trajreplay.stages.report import Report
 
 FAULT_CASES = Path(__file__).parents[1] / "cases" / "fault_cases.json"
@@ -191,3 +192,60 @@ def test_log_probs_without_a_graph_are_warned_of_and_the_capture_stays(lake: Lak
         recorder.end_step()
     recorder.close()
     assert lake.replay().verdict == "pass"
+
+
+def backward_without_memory(recorder: capture.Recorder, monkeypatch: pytest.MonkeyPatch) -> Tensor:
+    """A step whose gradient finds no memory for its copy; returns the gradient of the weights."""
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory is left")
+
+    weights = torch.ones(1, 2, requires_grad=True)
+    with recorder.step(0, 0):
+        new = weights * 2.0
+        recorder.record_policy_loss(0, [SampleRecord("s-0", 2, 2, [1, 1])], log_probs=new)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "clone", full)
+            new.sum().backward()  # type: ignore[no-untyped-call]
+    assert weights.grad is not None
+    return weights.grad
+
+
+def test_a_gradient_that_cannot_be_kept_drops_the_capture_and_training_goes_on(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    switches = switched(lake, gradients=True, strict=False)
+    recorder = capture.enable(switches, settings=SETTINGS, step_stages=["sample"])
+    with pytest.warns(CaptureWarning, match="no memory is left"):
+        assert backward_without_memory(recorder, monkeypatch).tolist() == [[2.0, 2.0]]
+    recorder.close()
+    assert [one.status for one in captured(lake)] == ["dropped"]
+
+
+def test_a_gradient_that_cannot_be_kept_is_raised_where_that_is_asked_for(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = capture.enable(
+        switched(lake, gradients=True), settings=SETTINGS, step_stages=["sample"]
+    )
+    with pytest.raises(torch.OutOfMemoryError):
+        backward_without_memory(recorder, monkeypatch)
+    recorder.close()
+
+
+def test_gradients_that_cannot_be_taken_over_drop_the_capture(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory is left")
+
+    monkeypatch.setattr(Witness, "ended", full)
+    switches = switched(lake, gradients=True, strict=False)
+    recorder = capture.enable(switches, settings=SETTINGS, step_stages=["sample"])
+    recorder.begin_step(0, 0)
+    new = torch.ones(1, 2, requires_grad=True) * 2.0
+    recorder.record_policy_loss(0, [SampleRecord("s-0", 2, 2, [1, 1])], log_probs=new)
+    with pytest.warns(CaptureWarning, match="no memory is left"):
+        recorder.end_step()
+    recorder.close()
+    assert [one.status for one in captured(lake)] == ["dropped"]
