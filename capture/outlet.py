@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -44,7 +45,10 @@ class Outlet:
             wait_s=switches.wait_s,
             close_s=switches.close_s,
         )
-        self._unwatch = switches.triggers.install(self.promote) if keep else lambda: None
+        self._unwatch: Callable[[], None] = lambda: None
+        if keep:
+            flush = functools.partial(self.background.flush, switches.close_s)
+            self._unwatch = switches.triggers.install(self.promote, flush)
 
     def fate(self, rollout_id: int, step_id: int | None) -> Fate:
         """What becomes of a capture: it is written, held, or not recorded at all."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 import re
 import signal
 import sys
@@ -19,6 +20,8 @@ from trajreplay.schema.errors import SchemaError
 _BOUND = re.compile(r"(\w+)([<>])(-?\d+(?:\.\d+)?(?:e-?\d+)?)")
 _COMPARE: dict[str, Callable[[float, float], bool]] = {"<": operator.lt, ">": operator.gt}
 NON_FINITE, EXCEPTION, SIGNAL = "nonfinite", "exception", "signal:"
+# Signals by which a program is asked for something, or that end none.
+_ASKING = ("SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGCONT", "SIGURG", "SIGWINCH")
 DEFAULT = f"{NON_FINITE},{EXCEPTION}"
 
 
@@ -73,8 +76,16 @@ class Triggers:
                 return f"{name} is {scalars[name]:g}: {name}{sign}{bound:g}"
         return ""
 
-    def install(self, promote: Callable[[str], None]) -> Callable[[], None]:
+    def install(
+        self, promote: Callable[[str], None], flush: Callable[[], object]
+    ) -> Callable[[], None]:
         """Call `promote` on a signal or an exception that ends the program.
+
+        A signal that would have ended the program ends it once `flush` returns.
+
+        Args:
+            promote: Takes the reason.
+            flush: Waits until what was promoted is written.
 
         Returns:
             Takes it back.
@@ -83,7 +94,7 @@ class Triggers:
         if self.on_exception:
             undo.append(_on_exception(promote))
         if threading.current_thread() is threading.main_thread():
-            undo += [_on_signal(one, promote) for one in self.signals]
+            undo += [_on_signal(one, promote, flush) for one in self.signals]
         return lambda: _call_all(undo)
 
 
@@ -107,12 +118,26 @@ def _on_exception(promote: Callable[[str], None]) -> Callable[[], None]:
     return undo
 
 
-def _on_signal(number: signal.Signals, promote: Callable[[str], None]) -> Callable[[], None]:
-    before = signal.getsignal(number)
+def _on_signal(
+    number: signal.Signals, promote: Callable[[str], None], flush: Callable[[], object]
+) -> Callable[[], None]:
+    before = signal.getsignal(number) or signal.SIG_DFL  # a handler of C cannot be called
+    ends = before is signal.SIG_DFL and number.name not in _ASKING
+
+    def write() -> None:
+        try:
+            promote(f"signal {number.name}")
+            if ends:
+                flush()
+        finally:
+            if ends:
+                os.kill(os.getpid(), number)
 
     def handler(received: int, frame: FrameType | None) -> None:
+        if ends:  # this thread alone may do so; a second signal ends the program at once
+            signal.signal(number, signal.SIG_DFL)
         # The interrupted code may hold a lock that promoting takes: another thread can wait for it.
-        threading.Thread(target=promote, args=(f"signal {number.name}",)).start()
+        threading.Thread(target=write).start()
         if callable(before):
             before(received, frame)
 

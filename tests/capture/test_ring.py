@@ -161,6 +161,23 @@ def test_a_signal_writes_what_is_held(lake: Lake) -> None:
     assert signal.getsignal(signal.SIGUSR2) is before
 
 
+ENDED = """
+import os, signal, sys, time
+from tests.capture.test_ring import fly
+from tests.helpers.recorded import enabled
+from trajreplay.capture.triggers import Triggers
+fly(enabled(sys.argv[1], strict=False, keep_last=2, triggers=Triggers("signal:TERM")), 3)
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(60.0)
+"""
+
+
+def test_a_signal_that_ends_the_program_still_does_once_all_is_written(lake: Lake) -> None:
+    command = [sys.executable, "-c", ENDED, lake.path]
+    assert subprocess.run(command, cwd=ROOT, timeout=50).returncode == -signal.SIGTERM
+    assert {(1, 0), (2, 0)} <= set(kept(lake))
+
+
 def test_a_training_that_crashes_leaves_its_last_steps(lake: Lake) -> None:
     done: Any = subprocess.run(
         [sys.executable, "-m", "tests.helpers.recorded_training", lake.path, "crash"],
