@@ -186,9 +186,12 @@ class Copier:
         """Copies of many small tensors in one; None where they are not of one kind."""
         if not values or not _is_torch(values[0]):
             return None
-        torch, dtype, lengths = sys.modules["torch"], values[0].dtype, []
+        torch, lengths = sys.modules["torch"], []
+        dtype, device = values[0].dtype, values[0].device
         for one in values:
             if type(one) is not torch.Tensor or one.dtype is not dtype or one.ndim != 1:
+                return None
+            if one.device != device:
                 return None
             lengths.append(one.numel())
         with torch.no_grad():
@@ -196,18 +199,18 @@ class Copier:
         return Block(held, lengths)
 
     def _filled(self, values: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tensor:
-        """Tensors of one dtype one after the other, in a slot of this shape."""
+        """Tensors of one dtype and device one after the other, in a slot of this shape."""
         first, count = values[0], sum(one.numel() for one in values)
-        pinned = first.is_cuda and all(one.is_cuda for one in values)
-        slot = self._slots.take(first.dtype, count, pinned=pinned)
+        slot = self._slots.take(first.dtype, count, pinned=first.is_cuda)
         self.held_bytes += slot.nbytes
         held, filled = _shaped(slot, shape), None
-        if pinned:
-            whole, at = slot, 0
-            for one in values:
-                part = whole[at : at + one.numel()].view(one.shape)
-                filled = self._slots.device.copy(part, one)
-                at += one.numel()
+        if first.is_cuda:
+            ends = itertools.accumulate(one.numel() for one in values)
+            parts = [
+                (slot[end - one.numel() : end].view(one.shape), one)
+                for end, one in zip(ends, values, strict=True)
+            ]
+            filled = self._slots.device.copy(parts)
         elif len(values) == 1:
             held.copy_(first)
         else:

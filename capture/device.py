@@ -1,9 +1,10 @@
-"""Copies from CUDA devices into pinned memory, for which no thread that trains ever waits."""
+"""Copies of what is on a CUDA device, for which no thread that trains ever waits."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,35 +28,51 @@ class DeviceCopies:
         self._streams: dict[torch.device, Any] = {}
         self._lock = threading.Lock()
 
-    def copy(self, held: torch.Tensor, values: torch.Tensor) -> Any:
-        """Queue a copy.
+    def copy(self, parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Any:
+        """Queue copies, all of them by one way.
 
         Args:
-            held: Pinned memory.
-            values: On a CUDA device, in no graph.
+            parts: At least one pair of pinned memory and the values for it, which are in no graph
+                and on one CUDA device, the same for all.
 
         Returns:
-            The event after which `held` has them; whoever reads it waits for that before.
+            The event after which all memory has its values; whoever reads it waits for that before.
         """
         import torch
 
-        training = torch.cuda.current_stream(values.device)
-        if not self._allowed(values.nbytes):
-            held.copy_(values, non_blocking=True)
+        training = torch.cuda.current_stream(parts[0][1].device)
+        size = sum(values.nbytes for _, values in parts)
+        if not self._allowed(size):
+            for held, values in parts:
+                held.copy_(values, non_blocking=True)
             return training.record_event()
-        clone = values.clone()
-        if values.device not in self._streams:
-            made = torch.cuda.Stream(values.device)  # type: ignore[no-untyped-call]
-            self._streams[values.device] = made
-        stream = self._streams[values.device]
+        try:
+            event = self._copy_clones(parts, training)
+        except BaseException:
+            with self._lock:
+                self._bytes -= size
+            raise
+        with self._lock:
+            self._clones.append((event, size))
+        return event
+
+    def _copy_clones(
+        self, parts: Sequence[tuple[torch.Tensor, torch.Tensor]], training: torch.cuda.Stream
+    ) -> Any:
+        import torch
+
+        clones = [values.clone() for _, values in parts]
+        device = clones[0].device
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream = self._streams[device]
         stream.wait_event(training.record_event())
         with torch.cuda.stream(stream):
-            held.copy_(clone, non_blocking=True)
-        clone.record_stream(stream)  # its memory is not used again before the copy is done
-        event = stream.record_event()
-        with self._lock:
-            self._clones.append((event, values.nbytes))
-        return event
+            for (held, _), clone in zip(parts, clones, strict=True):
+                held.copy_(clone, non_blocking=True)
+        for clone in clones:
+            clone.record_stream(stream)  # its memory is not used again before the copy is done
+        return stream.record_event()
 
     def _allowed(self, size: int) -> bool:
         """Whether a clone fits beside those whose copies are not done yet."""
@@ -66,3 +83,35 @@ class DeviceCopies:
                 return False
             self._bytes += size
             return True
+
+
+class DeviceScalar:
+    """A scalar of a device as it was when it was handed over; `float` waits for it.
+
+    Args:
+        value: Its clone.
+        cloned: The event after which the clone has the value; None where reading it waits.
+    """
+
+    def __init__(self, value: torch.Tensor, cloned: Any) -> None:
+        self._value, self._cloned = value, cloned
+
+    def __float__(self) -> float:
+        if self._cloned is not None:  # the thread that reads has a stream of its own
+            self._cloned.synchronize()
+        return float(self._value)
+
+
+def kept(value: Any) -> Any:
+    """A scalar as it is now: a number, or what is read later where it is on a device."""
+    if not hasattr(value, "detach"):
+        return value
+    value = value.detach()
+    if value.device.type == "cpu":
+        return float(value)
+    clone, cloned = value.clone(), None
+    if value.is_cuda:
+        import torch
+
+        cloned = torch.cuda.current_stream(value.device).record_event()
+    return DeviceScalar(clone, cloned)

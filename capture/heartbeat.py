@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from trajreplay.capture.device import DeviceScalar, kept
 from trajreplay.schema.events import ENDED_CLEAN, HEARTBEAT, HEARTBEAT_FIELDS, TERMINAL
 from trajreplay.schema.records import SampleRecord
 
@@ -39,10 +40,7 @@ class Beat:
         """Note one micro-batch, once however often it is seen."""
         if index in self._losses:
             return
-        loss: Any = scalars.get("loss")
-        if hasattr(loss, "detach"):  # read when it is written: nothing waits for a device here
-            loss = loss.detach().clone()
-        self._losses[index] = loss
+        self._losses[index] = kept(scalars.get("loss"))
         self._rewards += [one.raw_reward for one in samples]
         self._truncated += [one.truncated for one in samples]
 
@@ -82,7 +80,7 @@ class Heartbeats:
             given: What the trainer says of it; fields that a heartbeat has none of are left out.
         """
         self._steps = int(given.get("step", self._steps + 1))
-        told = {name: value for name, value in given.items() if name in _FIELDS}
+        told = {name: kept(value) for name, value in given.items() if name in _FIELDS}
         fields = {**beat.fields(), **told, "step": self._steps}
         self._waiting.append((HEARTBEAT, _now_us(), fields))
         if len(self._waiting) >= _AT_ONCE or time.monotonic() - self._since > _LATEST_S:
@@ -118,12 +116,12 @@ def problem_of_end(handled: BaseException | None, unended: Sequence[str]) -> str
 
 
 def resolved(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields as plain numbers and texts: losses added up, tensors read."""
+    """Fields as plain numbers and texts: losses added up, those on a device read."""
     return {
         name: math.fsum(map(float, value))
         if isinstance(value, list)
         else float(value)
-        if hasattr(value, "detach")
+        if isinstance(value, DeviceScalar)
         else value
         for name, value in fields.items()
     }

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from trajreplay.capture.copies import Block, Copier
+from trajreplay.capture.device import kept
 from trajreplay.capture.witness import Witness
 from trajreplay.schema.errors import CaptureError, listed
 from trajreplay.schema.events import check_fate
@@ -151,9 +152,9 @@ class Pending:
                 return
             self._complete(at, samples, columns, origins)
         self._losses.add((index, stage))
-        values = {field: _number(value) for field, value in scalars.items()}
+        values = _kept(scalars)
         if values:
-            told = {"scope": "micro_batch", "reduction": "mean", **meaning}
+            told = {"scope": "micro_batch", "reduction": "mean", **_kept(meaning)}
             self._scalars.append((stage, {**values, **told, "micro_batch_id": name}))
 
     def watch(self, index: int, log_probs: Any, failed: Callable[[Exception], None]) -> None:
@@ -197,8 +198,7 @@ class Pending:
 
     def scalars(self, stage: str, scalars: Mapping[str, Any], meaning: Mapping[str, Any]) -> None:
         """Note scalars of the whole rank or cohort."""
-        values = {field: _number(value) for field, value in scalars.items()}
-        self._scalars.append((stage, {**values, **meaning}))
+        self._scalars.append((stage, _kept({**scalars, **meaning})))
 
     def _complete(
         self,
@@ -273,9 +273,5 @@ def _distance(value: float) -> float:
     return abs(value) if math.isfinite(value) else math.inf
 
 
-def _number(value: Any) -> Any:
-    """A scalar as it is now; one on a device is read when it is written, without waiting here."""
-    if hasattr(value, "detach"):
-        value = value.detach()
-        return value.clone() if value.device.type != "cpu" else float(value)
-    return value
+def _kept(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: kept(value) for name, value in values.items()}

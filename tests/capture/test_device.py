@@ -1,5 +1,6 @@
 """Copies from a CUDA device: in order with edits in place, bounded, and never waited for."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -7,12 +8,13 @@ import torch
 
 from tests.helpers.devices import CUDA
 from trajreplay.capture.copies import Copier, Slots
+from trajreplay.capture.device import DeviceCopies, DeviceScalar, kept
 
 SHAPE = (8, 1 << 14)
 
 
 @pytest.mark.parametrize("device", [CUDA])
-@pytest.mark.parametrize("device_bytes", [0, 1 << 28])
+@pytest.mark.parametrize("device_bytes", [0, 1 << 16, 1 << 28])  # for none, one row and all
 @pytest.mark.parametrize("form", ["padded", "list", "strided"])
 def test_a_copy_is_not_waited_for_and_precedes_later_edits(
     device: str, device_bytes: int, form: str
@@ -59,3 +61,74 @@ def test_clones_take_no_more_device_memory_than_is_allowed(device: str) -> None:
     assert torch.cuda.memory_allocated() - before <= 2 * values.nbytes + busy.nbytes
     for one in copiers:
         one.wait()
+
+
+class Stream:
+    """Stands in for a stream of CUDA; an event of it is the stream."""
+
+    def record_event(self) -> "Stream":
+        return self
+
+    def wait_event(self, event: "Stream") -> None:
+        assert event is not self
+
+    def query(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("fitting", [0, 1, 2])
+def test_parts_of_a_column_go_by_one_way(monkeypatch: pytest.MonkeyPatch, fitting: int) -> None:
+    training, side = Stream(), Stream()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: training)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: side)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    held, values = torch.zeros(2, 4), torch.rand(2, 4)
+    event = DeviceCopies(fitting * values[0].nbytes).copy(list(zip(held, values, strict=True)))
+    assert event is (side if fitting == 2 else training)
+    assert held.equal(values)
+
+
+def test_a_clone_without_memory_gives_its_bound_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory is left")
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(torch.Tensor, "clone", full)
+    values = torch.ones(4)
+    copies = DeviceCopies(values.nbytes)
+    for _ in range(2):  # a clone is tried again, as nothing is under way
+        with pytest.raises(torch.OutOfMemoryError):
+            copies.copy([(torch.empty(4), values)])
+
+
+def test_a_scalar_of_a_device_is_read_after_its_event() -> None:
+    clone = torch.zeros(())
+
+    class Cloned:
+        def synchronize(self) -> None:
+            clone.fill_(2.0)
+
+    assert float(DeviceScalar(clone, Cloned())) == 2.0
+
+
+@pytest.mark.parametrize("device", [CUDA])
+def test_a_scalar_of_another_stream_is_read_as_it_was(device: str) -> None:
+    busy, value = torch.randn(4096, 4096, device=device), torch.zeros((), device=device)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+        for _ in range(20):
+            busy = busy @ busy
+        value.fill_(2.0)
+        held = kept(value)
+        value.fill_(9.0)
+    assert float(held) == 2.0
+
+
+@pytest.mark.parametrize("device", [CUDA])
+def test_rows_of_several_devices_are_copied_each_from_its_own(device: str) -> None:
+    copier = Copier(Slots(1 << 20))
+    rows = [torch.ones(3, device=device), torch.zeros(2), torch.ones(1, device=device)]
+    block = copier.block("kl", rows, [3, 2, 1])
+    copier.wait()
+    assert [one.tolist() for one in block.rows()] == [[1.0] * 3, [0.0] * 2, [1.0]]
