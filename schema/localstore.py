@@ -102,7 +102,7 @@ class LocalStore:
         """The bytes of a file.
 
         Raises:
-            DatasetError: It cannot be opened, or is larger than `limit_bytes`.
+            DatasetError: It cannot be opened, is larger than `limit_bytes`, or shrinks meanwhile.
         """
         descriptor = self.open(path)
         try:
@@ -112,9 +112,26 @@ class LocalStore:
                     f"{path} in {self.root} has {size} bytes, expected at most {limit_bytes}",
                     path=path,
                 )
-            return os.pread(descriptor, size, 0)
+            return self._content(path, descriptor, size)
         finally:
             os.close(descriptor)
+
+    def _content(self, path: str, descriptor: int, size: int) -> bytes:
+        """The first bytes of an open file: Linux reads less than 2 GiB at a time."""
+        pieces: list[bytes] = []
+        at = 0
+        while at < size:
+            piece = os.pread(descriptor, size - at, at)
+            if not piece:
+                raise DatasetError(
+                    f"{path} in {self.root} changed while it was read: it has {at} bytes, "
+                    f"expected {size}",
+                    hint="Read it again once nothing writes to it.",
+                    path=path,
+                )
+            pieces.append(piece)
+            at += len(piece)
+        return b"".join(pieces)
 
     def exists(self, path: str) -> bool:
         """Whether something of that name is there."""

@@ -165,3 +165,22 @@ def test_a_process_without_files_to_open_is_told_so_and_not_to_restore_the_lake(
     assert "Too many open files" in message
     assert "ulimit -n" in hint
     assert "Restore" not in hint
+
+
+def test_a_file_is_whole_however_little_the_system_reads_at_once(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda file, size, at: pread(file, min(size, 3), at))
+    put(store, "a", b"0123456789")
+    assert store.read("a", 10) == b"0123456789"
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_refused(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pread = os.pread
+    put(store, "a", b"0123456789")
+    monkeypatch.setattr(os, "pread", lambda file, size, at: pread(file, size, at)[: 4 - at])
+    with pytest.raises(DatasetError, match="changed while it was read: it has 4 bytes, expected 1"):
+        store.read("a", 10)
