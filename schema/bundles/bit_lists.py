@@ -31,17 +31,19 @@ def without_bit_lists(data: bytes, name: str) -> tuple[bytes, dict[str, Bits]]:
     done = 0
     place = data.find(label)
     while place >= 0:
+        # A list of numbers ends before the next label, so that each byte is searched once.
+        following = data.find(label, place + len(label))
         begins = _BEGINS.match(data, place + len(label))
         # A quote after a backslash is inside of a text.
         if begins is not None and data[place - 1 : place] != b"\\":
-            stop = data.find(b"]", begins.end())
+            stop = data.find(b"]", begins.end(), following if following >= 0 else len(data))
             bits = _bits(data[begins.end() : stop]) if stop >= 0 else None
             if bits is not None:
                 key = f"{word}-{len(found)}"
                 found[key] = bits
                 pieces += [data[done : begins.end() - 1], b'"%s"' % key.encode()]
                 done = stop + 1
-        place = data.find(label, max(place + len(label), done))
+        place = following
     return b"".join([*pieces, data[done:]]), found
 
 

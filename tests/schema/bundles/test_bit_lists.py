@@ -69,3 +69,10 @@ def test_a_key_that_is_there_twice_is_refused() -> None:
     text = f'{{"{NAME}": [0], "{NAME}": [1]}}'.encode()
     with pytest.raises(DatasetError, match="the same key twice"):
         load_object(text, "x", bits=NAME)
+
+
+@pytest.mark.parametrize("end", [b"", b"]"])
+def test_each_byte_is_searched_once(end: bytes) -> None:
+    """Minutes, were each label to look for the end of its list past the next."""
+    whole = f'"{NAME}":['.encode() * 300_000 + end
+    assert without_bit_lists(whole, NAME) == (whole, {})
