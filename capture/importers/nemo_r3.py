@@ -21,6 +21,8 @@ from trajreplay.schema.identity import ProducerInfo
 from trajreplay.schema.localstore import LocalStore
 
 MAX_RECORDS = 2_000_000
+MAX_RANKS = 1 << 20  # more than any job has
+_SHOWN = 10
 _PATTERN = "r3_trace_*.jsonl"
 _SECOND_US = 1_000_000
 
@@ -46,17 +48,27 @@ def _read(path: Path, options: ImportOptions) -> Sequence[EventRecord]:
             )
         rank = record.origin.rank or 0
         world = max(world, record.origin.world_size or 0, rank + 1)
+        if world > MAX_RANKS:
+            raise DatasetError(
+                f"{path / record.origin.file}, line {record.origin.line}: is of {world:,} ranks, "
+                f"expected at most {MAX_RANKS:,}",
+                hint="rank or world_size is no number of processes: get the traces again.",
+                path=str(path / record.origin.file),
+            )
         events[rank].append(_event(record, line))
     if not events:
         raise DatasetError(f"{path}: no records in its traces", path=str(path))
-    missing = sorted(set(range(world)) - set(events))
-    notes = (f"{path}: no record of ranks {', '.join(map(str, missing))}",) if missing else ()
+    ranks = tuple(range(world))
+    missing = [rank for rank in ranks if rank not in events]
+    more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+    listed = ", ".join(map(str, missing[:_SHOWN]))
+    notes = (f"{path}: no record of ranks {listed}{more}",) if missing else ()
     return [
         EventRecord(
             run_id=run_id,
             events=tuple(events[rank]),
             rank=rank,
-            expected_ranks=tuple(range(world)),
+            expected_ranks=ranks,
             producer=ProducerInfo(role="train", framework="nemo-rl"),
             notes=notes,
         )

@@ -127,3 +127,15 @@ def test_a_changed_byte_is_another_value_or_a_refusal(
     else:
         assert source.problem
     shutil.rmtree(place)
+
+
+@pytest.mark.parametrize("field", ["rank", "world_size"])
+def test_a_rank_that_no_job_has_is_refused(field: str, lake: Lake, tmp_path: Path) -> None:
+    folder = copied(CASES / "la_healthy", tmp_path)
+    file = min(folder.glob("*.jsonl"))
+    first, *others = file.read_text().splitlines()
+    file.write_text("\n".join([json.dumps(json.loads(first) | {field: 1 << 61}), *others]))
+    source = imported(lake, KIND, folder)
+    assert source.status == "refused"
+    assert "line 1: is of 2,305,843," in source.problem
+    assert "expected at most 1,048,576" in source.problem
