@@ -16,9 +16,10 @@ from trajreplay.schema.errors import DatasetError
 _MAX_PICKLE_BYTES = 1 << 30
 _MAX_MEMBERS = 1_000_000
 _HEADER_BYTES = 30
-_NESTED = (dict, list, tuple, TensorValue)
+_SINGLE = frozenset((int, float, bool, type(None)))
 _KNOWN_PICKLES, _KNOWN_PICKLE_BYTES = 256, 4096
 _VALUES_PER_BYTE = 8  # a file that holds each value once has fewer than one a byte
+_CHARACTERS_PER_VALUE = 8  # samples of one prompt share its text
 
 
 def read_torch(data: bytes, where: str, *, allow_numpy: bool = False) -> Any:
@@ -112,16 +113,22 @@ _known: dict[bytes, _Layout] = {}
 
 
 def _values_of(found: Any, limit: int) -> int:
-    """The values in a tree, those that are in it twice counted twice; no more than past a limit."""
-    total, ahead = 0, [found] if isinstance(found, _NESTED) else []
+    """The values in a tree, those that are in it twice counted twice; no more than past a limit.
+
+    Text and bytes count by their length, since a reference to them is a few bytes of any pickle.
+    """
+    total, ahead = 0, [found]
     while ahead and total <= limit:
         one = ahead.pop()
         if isinstance(one, TensorValue):
             total += one.values.size
-            continue
-        inside = one.values() if isinstance(one, dict) else one
-        total += len(inside)
-        ahead += [item for item in inside if isinstance(item, _NESTED)]
+        elif isinstance(one, str | bytes):
+            total += len(one) // _CHARACTERS_PER_VALUE
+        elif isinstance(one, dict | list | tuple):
+            total += len(one)
+            ahead += [item for item in one if type(item) not in _SINGLE]
+            if isinstance(one, dict):
+                ahead += [item for item in one.values() if type(item) not in _SINGLE]
     return total
 
 
