@@ -5,6 +5,7 @@ Source: MicroBatch of src/prime_rl/transport/types.py, 0.8, an array of 16 field
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,12 @@ def micro_batches(path: Path) -> Iterator[dict[str, Any]]:
     with opened(path) as file:
         budget = _Budget()
         unpacker = msgpack.Unpacker(
-            file, list_hook=budget.take, max_buffer_size=_MAX_FILE_BYTES, max_map_len=_MAX_LISTS
+            file,
+            list_hook=budget.take,
+            max_buffer_size=_MAX_FILE_BYTES,
+            max_map_len=_MAX_LISTS,
+            # Memory is asked for by the length a list claims; each of its values takes a byte.
+            max_array_len=os.fstat(file.fileno()).st_size,
         )
         try:
             for number in range(unpacker.read_array_header()):
@@ -73,7 +79,13 @@ def micro_batches(path: Path) -> Iterator[dict[str, Any]]:
                 yield _batch(unpacker.unpack(), f"{path}, micro-batch {number}")
             if unpacker.read_bytes(1):
                 raise odd(str(path), "goes on after its last micro-batch")
-        except (msgpack.UnpackException, ValueError, OverflowError, RecursionError) as error:
+        except (
+            msgpack.UnpackException,
+            ValueError,
+            OverflowError,
+            RecursionError,
+            MemoryError,
+        ) as error:
             what = str(error) or type(error).__name__
             raise odd(str(path), f"is no whole file of packed micro-batches: {what}") from error
 

@@ -232,6 +232,7 @@ def test_a_rollout_is_refused_for(what: str, lake: Lake, tmp_path: Path) -> None
 BOMBS = {
     "more batches than there are": b"\xdd\xff\xff\xff\xff\xdc\x00\x10\x90" + b"\xc0" * 15,
     "a list of four thousand million": b"\x91\xdc\x00\x10\xdd\xff\xff\xff\xff",
+    "lists of lists in lists": b"\x91\xdc\x00\x10" + b"\xdd\x00\xff\xff\xff" * 900,
     "lists in lists": b"\x91\xdc\x00\x10" + b"\x91" * 100_000,
     "no batches": b"\x91\xdc\x00\x10\x90",
     "a list of lists": b"\x91\xdc\x00\x10\xdd" + struct.pack(">I", 500_000) + b"\x90" * 500_000,
@@ -247,6 +248,14 @@ def test_a_packed_bomb_is_refused(what: str, lake: Lake, tmp_path: Path) -> None
     source = imported(lake, "prime-rl-rollout", step)
     assert (source.status, source.captures) == ("refused", [])
     assert "step_5" in source.problem
+
+
+def test_a_list_asks_for_no_more_memory_than_its_file_could_fill(
+    lake: Lake, tmp_path: Path
+) -> None:
+    step = copied(TRANSPORT, tmp_path)
+    (step / "rank_0.bin").write_bytes(b"\x91\xdc\x00\x10\xdd\x00\xff\xff\xff")
+    assert "exceeds max_array_len(9)" in imported(lake, "prime-rl-rollout", step).problem
 
 
 def test_a_temperature_that_all_tokens_share_is_kept(lake: Lake) -> None:
