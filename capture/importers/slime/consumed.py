@@ -62,21 +62,28 @@ def rollout_beside(dump: TrainDump, options: ImportOptions) -> RolloutDump | Non
 def consumed_samples(
     dump: TrainDump, rollout: RolloutDump | None, options: ImportOptions
 ) -> dict[int, list[SampleRecord]]:
-    """The samples of each rank, before they are told apart by step and micro-batch."""
+    """The samples of each rank, before they are told apart by step and micro-batch.
+
+    A copy has the ids of its owner, and all else as its own file says: where that differs shows
+    when the two are compared.
+    """
     places = _places(dump, rollout)
     shared = is_shared(execution(row) for one in dump.owners for row in one.rows)
     found: dict[int, list[SampleRecord]] = {}
-    for one in dump.owners:
-        prefix = rank_prefix(one.rank) if dump.own_ids else ""
+    owners = {one.parallel.data_rank: one for one in dump.owners}
+    for one in dump.shards:
+        owner = owners[one.parallel.data_rank]
+        if (one.positions, one.indices) != (owner.positions, owner.indices):
+            raise broken(
+                dump, f"rank {one.rank} holds the samples of rank {owner.rank} by other numbers"
+            )
+        prefix = rank_prefix(owner.rank) if dump.own_ids else ""
         samples = []
-        for row, (name, place) in enumerate(places[one.rank]):
+        for row, (name, place) in enumerate(places[owner.rank]):
             record = _record(one, row, prefix + name, shared=shared)
             record = replace(record, **_group(rollout, options, place, prefix))
             samples.append(replace(record, source_rollout_id=dump.rollout_id))
         found[one.rank] = samples
-    for one in dump.shards:
-        owner = next(own for own in dump.owners if own.parallel.data_rank == one.parallel.data_rank)
-        found[one.rank] = found[owner.rank]
     return found
 
 

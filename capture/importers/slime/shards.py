@@ -19,6 +19,7 @@ from trajreplay.schema.identity import ParallelCoordinates
 
 # A micro-batch of a rank, as rows; the micro-batches of a step; the steps of a rollout.
 Steps = list[list[list[int]]]
+_TELLING = ("tokens", "rollout_log_probs")  # what tells the samples of ranks apart
 
 
 @dataclass
@@ -89,9 +90,14 @@ def without_copies(shards: Sequence[Shard]) -> list[Shard]:
     first owns them and the others are copies.
 
     Raises:
-        DatasetError: Some ranks have copies and others have not.
+        DatasetError: Some ranks have copies and others have not, or nothing tells them apart.
     """
     held = [one for one in shards if any("log_probs" in row for row in one.rows)] or list(shards)
+    for row in (row for one in held if len(held) > 1 for row in one.rows):
+        if not any(name in row for name in _TELLING):
+            raise row.error(
+                " and ".join(_TELLING), "are missing", "one of them, to tell ranks from copies"
+            )
     groups: dict[tuple[Any, ...], list[Shard]] = {}
     for one in held:
         groups.setdefault(_content(one), []).append(one)
@@ -116,8 +122,7 @@ def without_copies(shards: Sequence[Shard]) -> list[Shard]:
 
 def _content(shard: Shard) -> tuple[Any, ...]:
     """What tells the samples of a rank from those of another."""
-    names = ("tokens", "rollout_log_probs")
-    return tuple(_bytes(row.tree.get(name)) for row in shard.rows for name in names)
+    return tuple(_bytes(row.tree.get(name)) for row in shard.rows for name in _TELLING)
 
 
 def _bytes(value: Any) -> bytes:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.helpers.slime_dumps import relaxed, rollout, saved, training
 from trajreplay import Lake
@@ -55,6 +56,19 @@ def test_what_reads_the_dumps_of_slime_reads_the_rollouts_of_relax(tmp_path: Pat
         assert [one.status for one in lake.imported.sources] == ["imported"] * 2
         counts = lake.sql("select count(*) n from manifest").arrow().to_pylist()
     assert counts == [{"n": 3}]
+
+
+def test_ranks_that_nothing_tells_apart_are_refused(tmp_path: Path) -> None:
+    folder = relaxed(tmp_path / "run")
+    for path in sorted((folder / "train_data").iterdir()):
+        dump = torch.load(path, weights_only=True)
+        for row in dump["samples"]:
+            del row["tokens"], row["rollout_log_probs"]
+        saved(dump, path)
+    with Lake.of_files(folder) as lake:
+        assert lake.imported is not None
+        (one,) = lake.imported.refused
+    assert "tokens and rollout_log_probs are missing, expected one of them" in one.problem
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -279,6 +279,30 @@ def test_two_files_of_one_rank_are_refused(tmp_path: Path) -> None:
         assert "0_1.copy are both of rank 1 of rollout 0" in refusal(path)[0]
 
 
+@pytest.mark.parametrize("name", ["rewards", "loss_masks", "raw_reward", "truncated"])
+def test_a_copy_keeps_what_its_own_file_says_and_is_held_against_its_owner(
+    name: str, tmp_path: Path
+) -> None:
+    folder = by_rank(tmp_path / "run", copies=2)
+    saved(rollout(), folder / "rollout_data" / "0.pt")
+    data = of_rank(0)
+    data[name][0] = 1 - data[name][0]
+    saved({"rollout_id": 0, "rank": 1, "rollout_data": data}, folder / "train_data" / "0_1.pt")
+    report = replayed(folder)
+    column = {"rewards": "reward", "loss_masks": "loss_mask"}.get(name, name)
+    (step,) = (one for one in report.cohorts if one.step_id is not None)
+    said = [one.message for one in step.findings if one.check == "copy"]
+    assert said == [f"rank 1 is a copy of rank 0 and differs in {column}"]
+    assert report.exit_code == 1
+
+
+def test_a_copy_by_other_numbers_is_refused(tmp_path: Path) -> None:
+    folder = by_rank(tmp_path / "run", copies=2)
+    data = of_rank(0) | {"sample_indices": [0, 2, 4, 7]}
+    saved({"rollout_id": 0, "rank": 1, "rollout_data": data}, folder / "train_data" / "0_1.pt")
+    assert "rank 1 holds the samples of rank 0 by other numbers" in refusal(folder)[0]
+
+
 def test_files_by_rank_go_together_whatever_their_names(tmp_path: Path) -> None:
     for rank in (0, 1):
         content = {"rollout_id": 7, "rank": rank, "rollout_data": of_rank(rank)}
