@@ -64,7 +64,8 @@ def _read(path: Path, options: ImportOptions) -> Sequence[CaptureRecord]:
     version = int(path.name)
     samples: list[SampleRecord] = []
     notes: dict[str, None] = {}
-    for file in sorted(one for one in path.iterdir() if _is_dump(one)):
+    for file in sorted(one for one in path.glob("[!.]*.jsonl") if is_plain_file(one)):
+        before = len(samples)
         for one in objects(file, allow_nan=True):
             samples.append(_sample(one, version, file))
             odd = one.unknown(_NAMES)
@@ -72,6 +73,8 @@ def _read(path: Path, options: ImportOptions) -> Sequence[CaptureRecord]:
                 notes[
                     f"{path}: {', '.join(map(read.shown, odd[:5]))} have no column: not taken"
                 ] = None
+        if len(samples) == before:
+            raise DatasetError(f"{file}: no lines, expected one for each sample", path=str(file))
     names = {one.sample_id for one in samples}
     if len(names) != len(samples):
         raise DatasetError(

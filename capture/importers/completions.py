@@ -36,6 +36,20 @@ def is_completions(path: Path) -> bool:
         return False
 
 
+def is_damaged(path: Path) -> bool:
+    """Whether a file does not begin as Parquet does."""
+    try:
+        with opened(path) as file:
+            return file.read(4) != MAGIC
+    except (DatasetError, OSError):
+        return True
+
+
+def family_of(path: Path) -> str | None:
+    """What the names of the files have in common; None for any other name."""
+    return "" if _NAME.fullmatch(path.name) else None
+
+
 def repeats(path: Path, before: Path) -> bool:
     """Whether a file holds the rows of another under its own step.
 

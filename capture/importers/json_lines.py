@@ -39,6 +39,21 @@ def first_names(path: Path) -> frozenset[str]:
     return frozenset(_names(line.decode("utf-8", "replace")))
 
 
+def begins_with_no_object(path: Path) -> bool:
+    """Whether the first line of a file is empty, cut, or no object in JSON."""
+    try:
+        with opened(path) as file:
+            line = file.readline(_LOOKED_AT_BYTES)
+    except (DatasetError, OSError):
+        return True
+    if len(line) == _LOOKED_AT_BYTES:
+        return False  # only the beginning of it was looked at
+    try:
+        return type(json.loads(line)) is not dict
+    except (ValueError, RecursionError):
+        return True
+
+
 def _names(text: str) -> Iterator[str]:
     """The names of an object, as far as the text goes."""
     decode = json.JSONDecoder().raw_decode

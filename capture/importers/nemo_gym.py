@@ -17,12 +17,13 @@ import numpy as np
 from trajreplay.capture.importers.json_lines import (
     Float32s,
     Int32s,
+    begins_with_no_object,
     first_names,
     float32s,
     objects,
     token_ids,
 )
-from trajreplay.capture.importers.places import below, is_plain_file, run_of
+from trajreplay.capture.importers.places import below_or_damaged, is_plain_file, run_of
 from trajreplay.capture.importers.registry import Importer, ImportOptions
 from trajreplay.capture.importers.stating import refuse_statements, stated, trivial
 from trajreplay.schema.bundles import fields as read
@@ -57,7 +58,13 @@ def _find(path: Path) -> Iterable[Path]:
     def wanted(one: Path) -> bool:
         return one.suffix == ".jsonl" and is_plain_file(one) and first_names(one) >= _NAMES
 
-    return below(path, wanted)
+    return below_or_damaged(path, wanted, begins_with_no_object, _family)
+
+
+def _family(path: Path) -> str | None:
+    """The name but for its number; without one, another file of any name is no sign of it."""
+    numbered = path.suffix == ".jsonl" and _NUMBER.search(path.stem)
+    return path.stem[: numbered.start()] if numbered else None
 
 
 def _read(path: Path, options: ImportOptions) -> Sequence[CaptureRecord]:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from trajreplay.capture.importers.json_lines import (
+    begins_with_no_object,
     bits,
     first_names,
     float32s,
@@ -21,7 +22,7 @@ from trajreplay.capture.importers.json_lines import (
     response_start,
     token_ids,
 )
-from trajreplay.capture.importers.places import below, is_plain_file, run_of
+from trajreplay.capture.importers.places import below_or_damaged, is_plain_file, run_of
 from trajreplay.capture.importers.registry import Importer, ImportOptions
 from trajreplay.capture.importers.stating import groups_by_position, stated, trivial
 from trajreplay.schema.bundles import fields as read
@@ -70,7 +71,11 @@ def _find(path: Path) -> Iterable[Path]:
             _NAME.fullmatch(one.name) and is_plain_file(one) and _is_batch(first_names(one))
         )
 
-    return below(path, wanted)
+    return below_or_damaged(path, wanted, begins_with_no_object, _family)
+
+
+def _family(path: Path) -> str | None:
+    return "" if _NAME.fullmatch(path.name) else None
 
 
 def _is_batch(names: Collection[str]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -32,6 +33,37 @@ def below(path: Path, wanted: Callable[[Path], bool], depth: int = _SEARCH_DEPTH
         for child in sorted(_children(path), key=_in_order):
             if not child.name.startswith("."):
                 yield from below(child, wanted, depth - 1)
+
+
+def below_or_damaged(
+    path: Path,
+    whole: Callable[[Path], bool],
+    damaged: Callable[[Path], bool],
+    family: Callable[[Path], str | None],
+) -> Iterator[Path]:
+    """The files at or below a path that are of a kind, and damaged ones that lie among them.
+
+    Reading one of these says what is wrong with it; it is not passed by.
+
+    Args:
+        path: Where to look.
+        whole: Whether a file is of the kind, by what it begins with.
+        damaged: Whether a file begins with nothing of any kind.
+        family: What the names of files that belong together share; None for any other name.
+    """
+
+    @cache
+    def families(folder: Path) -> set[str | None]:
+        return {family(one) for one in _children(folder) if whole(one)} - {None}
+
+    def wanted(one: Path) -> bool:
+        if whole(one):
+            return True
+        if family(one) is None or not is_plain_file(one) or not damaged(one):
+            return False
+        return family(one) in families(one.parent)
+
+    return below(path, wanted)
 
 
 def _children(folder: Path) -> list[Path]:

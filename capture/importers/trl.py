@@ -15,14 +15,16 @@ import pyarrow as pa
 from trajreplay.capture.importers.completions import (
     NAMES,
     check_columns,
+    family_of,
     is_completions,
+    is_damaged,
     is_reward,
     odd,
     read_table,
     repeats,
     step_of,
 )
-from trajreplay.capture.importers.places import below, run_of
+from trajreplay.capture.importers.places import below, below_or_damaged, run_of
 from trajreplay.capture.importers.registry import Importer, ImportOptions
 from trajreplay.capture.importers.stating import Statement, stated, trivial
 from trajreplay.capture.importers.texts import TEXT_ALONE, grouped_texts
@@ -47,7 +49,10 @@ def _find(path: Path) -> Iterator[Path]:
         yield _first(path.absolute())
         return
     last: Path | None = None
-    for one in below(path, is_completions):
+    for one in below_or_damaged(path, is_completions, is_damaged, family_of):
+        if is_damaged(one):
+            yield one
+            continue
         if last is None or last.parent != one.parent or not repeats(one, last):
             yield one
         last = one

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from trajreplay.capture.importers.json_lines import first_names, objects
-from trajreplay.capture.importers.places import below, is_plain_file, run_of
+from trajreplay.capture.importers.json_lines import begins_with_no_object, first_names, objects
+from trajreplay.capture.importers.places import below_or_damaged, is_plain_file, run_of
 from trajreplay.capture.importers.registry import Importer, ImportOptions
 from trajreplay.capture.importers.stating import stated
 from trajreplay.capture.importers.texts import NO_TOKENS, TEXT_ALONE, grouped_texts
@@ -35,7 +35,11 @@ def _find(path: Path) -> Iterable[Path]:
         named = _NAME.fullmatch(one.name) is not None and is_plain_file(one)
         return named and set(_NAMES) - {"gts"} <= first_names(one)
 
-    return below(path, wanted)
+    return below_or_damaged(path, wanted, begins_with_no_object, _family)
+
+
+def _family(path: Path) -> str | None:
+    return "" if _NAME.fullmatch(path.name) else None
 
 
 def _read(path: Path, options: ImportOptions) -> Sequence[CaptureRecord]:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.dumps import AREAL, DUMPS, EXPORT, NEMO_RL, SAMPLES, TRANSPORT, TRL, VERL
-from trajreplay import CaptureError
-from trajreplay.capture.importers import importer_of, recognise
+from trajreplay import CaptureError, DatasetError
+from trajreplay.capture.importers import ImportOptions, importer_of, recognise
 
 OWN = {
     "nemo-rl": (NEMO_RL, NEMO_RL / "val_data_step1.jsonl"),
@@ -52,6 +52,36 @@ def test_a_name_alone_makes_no_kind(name: str, text: str, tmp_path: Path) -> Non
     path.write_text(text, encoding="latin-1")
     for kind in OWN:
         assert not list(importer_of(kind).find(tmp_path))
+
+
+BESIDE = {
+    "nemo-rl": (OWN["nemo-rl"][1], "train_data_step7.jsonl"),
+    "verl": (OWN["verl"][1], "7.jsonl"),
+    "trl": (OWN["trl"][1], "completions_00007.parquet"),
+    "nemo-gym": (None, "rollouts_7.jsonl"),
+}
+GYM = '{"responses_create_params": {}, "response": {"output": []}, "reward": 1.0}\n'
+
+
+@pytest.mark.parametrize("kind", BESIDE)
+@pytest.mark.parametrize("content", [b"", b'{"inp', b"\0\0\0\0"])
+def test_a_damaged_file_among_dumps_is_found_and_refused(
+    kind: str, content: bytes, tmp_path: Path
+) -> None:
+    source, name = BESIDE[kind]
+    if source is None:
+        (tmp_path / "rollouts_3.jsonl").write_text(GYM)
+    else:
+        shutil.copy(source, tmp_path)
+    damaged = tmp_path / name
+    damaged.write_bytes(content)
+    (tmp_path / "other.jsonl").touch()
+    for path in (tmp_path, damaged):
+        found = list(importer_of(kind).find(path))
+        assert [one for one in found if one.name == name] == [damaged]
+        assert len(found) == 1 + (path == tmp_path)
+    with pytest.raises(DatasetError, match=name):
+        importer_of(kind).read(damaged, ImportOptions())
 
 
 @pytest.mark.parametrize("kind", OWN)

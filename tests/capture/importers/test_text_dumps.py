@@ -118,6 +118,17 @@ def test_a_task_of_areal_is_a_group_and_its_version_the_rollout(lake: Lake, tmp_
     assert [one[0] for one in found] == ["task-17"] * 4 + ["task-18"] * 2
 
 
+@pytest.mark.parametrize("content", ["", '{"task_id": 18, "samp'])
+def test_a_damaged_task_of_areal_is_refused_with_its_version(
+    content: str, lake: Lake, tmp_path: Path
+) -> None:
+    version = copied(AREAL, tmp_path / "trial" / "rollout")
+    (version / "18.jsonl").write_text(content)
+    source = imported(lake, "areal", version)
+    assert source.status == "refused"
+    assert "18.jsonl" in source.problem
+
+
 def test_no_token_of_areal_is_said_to_be_trained(lake: Lake) -> None:
     imported(lake, "areal", AREAL)
     assert rows(lake, "select sum(list_sum(loss_mask)) from rollouts") == [(0,)]
