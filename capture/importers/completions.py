@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trajreplay.capture.importers.parquet_footer import MAGIC, MAX_FOOTER_BYTES, compressions
@@ -16,6 +18,8 @@ from trajreplay.schema.errors import DatasetError
 NAMES = ("step", "prompt", "completion", "advantage")
 _NAME = re.compile(r"completions_([0-9]{1,18})\.parquet")
 _MAX_ROWS = 1 << 20
+_MAX_TEXT_BYTES = 1 << 30  # of one column, or so many times the size of the file
+_MAX_FACTOR = 64
 # What pandas writes; others unpack to far more than they are.
 _COMPRESSIONS = {"SNAPPY", "UNCOMPRESSED"}
 
@@ -69,11 +73,12 @@ def _same(one: pa.Table, other: pa.Table) -> bool:
     names = [name for name in one.column_names if name != "step"]
     if names != [name for name in other.column_names if name != "step"]:
         return False
-    return all(one[name].to_pylist() == other[name].to_pylist() for name in names)
+    return all(values_of(one[name]) == values_of(other[name]) for name in names)
 
 
 def read_table(path: Path, names: Sequence[str] | None = None) -> pa.Table:
-    """Read columns of a file, all of them by default.
+    """Read columns of a file, all of them by default; text as dictionaries, anything but text and
+    numbers as null.
 
     Raises:
         DatasetError: It is no Parquet file, damaged, or unpacks to far more than it is.
@@ -83,23 +88,74 @@ def read_table(path: Path, names: Sequence[str] | None = None) -> pa.Table:
             found = sorted(compressions(file) - _COMPRESSIONS)
             if found:
                 raise odd(path, f"is compressed as {found[0]}, expected SNAPPY, as TRL writes it")
-            parquet = pq.ParquetFile(
-                file,
-                read_dictionary=["prompt", "completion"],
-                thrift_string_size_limit=MAX_FOOTER_BYTES,
-                thrift_container_size_limit=MAX_FOOTER_BYTES,
-            )
+            schema = _opened(file).schema_arrow
+            texts = [one.name for one in schema if _is_text(one.type)]
+            parquet = _opened(file, texts)
             count = parquet.metadata.num_rows
             if not 0 <= count <= _MAX_ROWS:
                 raise odd(path, f"has {count:,} rows, expected at most {_MAX_ROWS:,}")
-            table = parquet.read(names, use_threads=False)
+            wanted = schema if names is None else [schema.field(name) for name in names]
+            plain = [one.name for one in wanted if _is_plain(one.type)]
+            table = parquet.read(plain, use_threads=False)
             table.validate(full=True)
+            for name in set(plain) & set(texts):
+                _check_text(path, name, table[name])
+            for one in wanted:
+                if not _is_plain(one.type):
+                    table = table.append_column(one.name, pa.nulls(count))
             return table
     except KeyError as error:
         raise odd(path, f"has no column {error}") from error
     except (pa.ArrowException, OSError, ValueError) as error:
         what = (str(error).splitlines() or [type(error).__name__])[0]
         raise odd(path, f"cannot be read: {what}") from error
+
+
+def _opened(file: BinaryIO, texts: Sequence[str] = ()) -> pq.ParquetFile:
+    return pq.ParquetFile(
+        file,
+        read_dictionary=list(texts) or None,
+        thrift_string_size_limit=MAX_FOOTER_BYTES,
+        thrift_container_size_limit=MAX_FOOTER_BYTES,
+    )
+
+
+def _of_values(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    of = _of_values(kind)
+    return bool(pa.types.is_string(of) or pa.types.is_large_string(of))
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    """Whether a value of a column takes few bytes, or is text: a list may hold any number."""
+    return bool(pa.types.is_primitive(kind) or pa.types.is_null(kind)) or _is_text(kind)
+
+
+def _check_text(path: Path, name: str, column: pa.ChunkedArray) -> None:
+    """Refuse text that a few bytes repeat, once for each row, into more than any step has."""
+    limit = max(_MAX_TEXT_BYTES, _MAX_FACTOR * path.stat().st_size)
+    total = 0
+    for chunk in column.chunks:
+        lengths = pc.binary_length(chunk.dictionary).take(chunk.indices)
+        total += pc.sum(lengths).as_py() or 0
+    if total > limit:
+        raise odd(path, f"{name} has {total:,} bytes of text, expected at most {limit:,}")
+
+
+def values_of(column: pa.ChunkedArray) -> list[Any]:
+    """The values of a column; rows of the same text share it."""
+    found: list[Any] = []
+    for chunk in column.chunks:
+        if isinstance(chunk, pa.DictionaryArray):
+            texts = chunk.dictionary.to_pylist()
+            places = chunk.indices.to_pylist()
+            found += [None if place is None else texts[place] for place in places]
+        else:
+            found += chunk.to_pylist()
+    return found
 
 
 def step_of(path: Path) -> int:
@@ -125,13 +181,13 @@ def check_columns(path: Path, table: pa.Table, step: int) -> None:
         raise odd(path, f"holds steps {steps[:5]}, expected {step}, as it is named")
     for name in ("prompt", "completion"):
         kind = table.schema.field(name).type
-        text = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if not (pa.types.is_string(text) or pa.types.is_large_string(text)):
+        if not _is_text(kind):
             raise odd(path, f"{name} is {kind}, expected text")
         if table[name].null_count:
             raise odd(path, f"{name} is missing in {table[name].null_count} rows")
-    if not pa.types.is_floating(table.schema.field("advantage").type):
-        raise odd(path, f"advantage is {table.schema.field('advantage').type}, expected numbers")
+    kind = table.schema.field("advantage").type
+    if not pa.types.is_floating(kind):
+        raise odd(path, f"advantage is {_of_values(kind)}, expected numbers")
 
 
 def is_reward(table: pa.Table, name: str) -> bool:

@@ -23,6 +23,7 @@ from trajreplay.capture.importers.completions import (
     read_table,
     repeats,
     step_of,
+    values_of,
 )
 from trajreplay.capture.importers.places import below, below_or_damaged, run_of
 from trajreplay.capture.importers.registry import Importer, ImportOptions
@@ -121,7 +122,7 @@ def _check_weights(path: Path, weights: Any, rewards: Sequence[str]) -> None:
 
 def _samples(table: pa.Table, rewards: Sequence[str]) -> Iterator[SampleRecord]:
     values = {name: table[name].to_pylist() for name in rewards}
-    prompts, completions = (table[name].to_pylist() for name in ("prompt", "completion"))
+    prompts, completions = (values_of(table[name]) for name in ("prompt", "completion"))
     for row, advantage in enumerate(table["advantage"].to_pylist()):
         yield SampleRecord(
             f"s-{row}",

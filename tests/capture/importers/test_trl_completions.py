@@ -276,3 +276,30 @@ def _records(batch: dict[str, Any]) -> list[SampleRecord]:
             strict=True,
         )
     ]
+
+
+@pytest.mark.parametrize("name", ["prompt", "extra"])
+def test_text_that_a_dictionary_repeats_without_end_is_refused(
+    name: str, lake: Lake, tmp_path: Path
+) -> None:
+    count = 1 << 16
+    columns: dict[str, Any] = {
+        "step": [1] * count,
+        "prompt": ["a"] * count,
+        "completion": ["b"] * count,
+        "advantage": [0.0] * count,
+    }
+    columns[name] = pa.DictionaryArray.from_arrays([0] * count, ["x" * (1 << 15)])
+    path = tmp_path / FIRST.name
+    pq.write_table(pa.table(columns), path, store_schema=False)
+    assert path.stat().st_size < 1 << 20
+    source = imported(lake, "trl", path)
+    assert source.status == "refused"
+    assert f"{name} has 2,147,483,648 bytes of text" in source.problem
+
+
+def test_lists_beside_are_not_read(lake: Lake, tmp_path: Path) -> None:
+    path = rewritten(copied(FIRST, tmp_path), {"extra": [[1, 2]] * 64})
+    source = imported(lake, "trl", path, **STATED)
+    assert source.status == "imported"
+    assert any("extra" in note for note in source.notes)
