@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import tarfile
@@ -19,6 +20,10 @@ SUFFIX = ".tar.zst"
 _MAX_FACTOR = 64  # float32 values shrink less than tenfold, masks and JSON less than this
 _MAX_SMALL_BYTES = 64 << 20
 _MAX_MEMBERS = 1_000_000
+_MAX_DEPTH = 64
+# What may lie between two members: padding, a long name twice, and what tarfile reads ahead.
+_HEADER_BYTES = 64 << 10
+_MAX_ATTRIBUTES = 64
 
 
 def is_archive(path: Path) -> bool:
@@ -124,15 +129,37 @@ def unpack(archive: Path, folder: Path) -> None:
         with (
             pa.OSFile(str(archive), "rb") as file,
             pa.CompressedInputStream(file, "zstd") as packed,
-            tarfile.open(fileobj=packed, mode="r|") as tar,
+            tarfile.open(fileobj=(bounded := _Bounded(packed)), mode="r|") as tar,
         ):
             for number, member in enumerate(tar):
                 limit -= member.size
-                if limit < 0 or number > _MAX_MEMBERS:
+                if member.size < 0 or limit < 0 or number > _MAX_MEMBERS:
                     raise _odd(archive, "unpacks to far more than it is")
+                if len(member.pax_headers) > _MAX_ATTRIBUTES:
+                    raise _odd(archive, f"holds {member.name[:80]!r} with too many attributes")
+                bounded.left = member.size + _HEADER_BYTES
                 _unpack_member(tar, member, archive, folder)
-    except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+                tar.members.clear()  # type: ignore[attr-defined]  # each keeps its attributes
+    except (tarfile.TarError, OSError, EOFError, ValueError, RecursionError) as error:
         raise _odd(archive, f"is no {SUFFIX} file that is whole: {error}") from error
+
+
+class _Bounded(io.BufferedIOBase):
+    """A stream that ends in an error once what it may give is taken.
+
+    tarfile reads headers of any size into memory before it yields a member.
+    """
+
+    def __init__(self, stream: pa.NativeFile) -> None:
+        self._stream = stream
+        self.left = _HEADER_BYTES
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data: bytes = self._stream.read(size)
+        self.left -= len(data)
+        if self.left < 0:
+            raise ValueError(f"more than {_HEADER_BYTES:,} bytes of headers before a member")
+        return data
 
 
 def _unpack_member(
@@ -141,6 +168,8 @@ def _unpack_member(
     parts = member.name.split("/")
     if member.name.startswith("/") or any(one in ("", ".", "..") for one in parts):
         raise _odd(archive, f"holds {member.name[:80]!r}, which leaves its folder")
+    if len(parts) > _MAX_DEPTH:
+        raise _odd(archive, f"holds {member.name[:80]!r}, more than {_MAX_DEPTH} folders deep")
     target = folder.joinpath(*parts)
     if member.isdir():
         target.mkdir(parents=True, exist_ok=True)

@@ -211,6 +211,11 @@ def twice(tar: tarfile.TarFile) -> None:
     add(tar, "x")
 
 
+def attributes(tar: tarfile.TarFile) -> None:
+    for number in range(100):
+        add(tar, f"x{number}", pax_headers={f"a{one}": "" for one in range(number)})
+
+
 HOSTILE: dict[str, tuple[Member, str]] = {
     "out of the folder": (lambda tar: add(tar, "../x"), "leaves its folder"),
     "an absolute path": (lambda tar: add(tar, "/tmp/x"), "leaves its folder"),
@@ -218,6 +223,17 @@ HOSTILE: dict[str, tuple[Member, str]] = {
     "a device": (lambda tar: add(tar, "x", 0, type=tarfile.CHRTYPE), "no plain file"),
     "the same twice": (twice, "is no .tar.zst file"),
     "a bomb": (lambda tar: add(tar, "x", 80 << 20), "far more than it is"),
+    "a long header": (
+        lambda tar: add(tar, "x", pax_headers={"a": "b" * (1 << 20)}),
+        "bytes of headers",
+    ),
+    "a long name": (lambda tar: add(tar, "x" * (1 << 20)), "bytes of headers"),
+    "many attributes": (attributes, "too many attributes"),
+    "a name of many folders": (lambda tar: add(tar, "a/" * 1500 + "x"), "folders deep"),
+    "headers of headers": (
+        lambda tar: tar.fileobj.write(tarfile.TarInfo.create_pax_global_header({"a": "b"}) * 1000),
+        "bytes of headers",
+    ),
 }
 
 
