@@ -64,8 +64,11 @@ def judge_gradients(block: Block, outputs: Sequence[list[Recorded]], losses: Sam
     for moved in (SHARE, -SHARE):
         other = losses.gradients(moved)["pg_loss"]
         undecided |= (other - terms["pg_loss"]).abs() > _FLOAT32 * terms["pg_loss"].abs()
-    expected = shares * torch.stack([*terms.values()]).sum(0)
-    sizes = shares.abs() * torch.stack([one.abs() for one in terms.values()]).sum(0)
+    # What is under the mask adds nothing, whatever it is.
+    counted = shares != 0
+    expected = torch.where(counted, shares * torch.stack([*terms.values()]).sum(0), 0.0)
+    size = torch.stack([one.abs() for one in terms.values()]).sum(0)
+    sizes = torch.where(counted, shares.abs() * size, 0.0)
     recorded = block.packed.tokens(GRADIENTS).double()
     compared = covered & ~undecided
     for cohort, (start, stop) in zip(block.cohorts, block.spans(GRADIENTS), strict=True):
@@ -131,6 +134,10 @@ def _judge(
         return
     if not bool(given.isfinite().all()):
         _at(block, cohort, tokens[(~given.isfinite()).nonzero()[0]], "is not finite")
+        return
+    if not bool(due.isfinite().all()):
+        odd = tokens[(~due.isfinite()).nonzero()[0]]
+        _at(block, cohort, odd, "cannot be held against the recorded loss, whose own is not finite")
         return
     squares = float((due * due).sum())
     factor = float((given * due).sum()) / squares if squares else 1.0

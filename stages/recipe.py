@@ -127,6 +127,11 @@ class Recipes:
         # Values of the critic before its update may be those of the rollout, never newer ones.
         abilities, results = self._choose(lead, widest, held | ((given or set()) & {"old_values"}))
         reads = frozenset(name for one in abilities.values() for name in one.reads)
+        sampling = lead.settings.sampling
+        if "sample" in abilities and (
+            sampling.max_staleness is not None or sampling.partial is False
+        ):
+            reads |= {"weight_versions"}  # a check of stage sample reads them
         writes = {name for one in abilities.values() for name in one.writes if name in table}
         names = [*_ALWAYS, *(_OF_STEPS if kind == "step" else ())]
         names += ("micro_batch_id",) if batches else ()

@@ -28,7 +28,7 @@ _READ_BY = {
     "reward": ("reward.raw", "reward.post_process"),
     "kl": ("advantage.kl", "advantage.estimate"),
     "advantage": ("advantage.estimate",),
-    "loss": ("loss.policy", "loss.value"),
+    "loss": ("loss.policy", "loss.value", "advantage.estimate"),  # whose weights may be the loss's
     "value": ("loss.value",),
 }
 # Columns that a step takes over from the rollouts that it consumed from.

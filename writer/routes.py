@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -237,12 +238,21 @@ def _packed(name: str, tokens: int, total_length: Array | None) -> Array:
 
 
 def _numbers(numbers: Sequence[int], layers: int) -> tuple[int, ...]:
-    found = tuple(check_count("layer_numbers", int(one)) for one in numbers)
+    found = tuple(check_count("layer_numbers", _index(one)) for one in numbers)
     if len(found) != layers or len(set(found)) < layers:
         raise CaptureError(
             f"layer_numbers are {list(numbers)!r}, expected {layers} distinct numbers, one a layer"
         )
     return found
+
+
+def _index(number: object) -> int:
+    try:
+        return operator.index(number)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise CaptureError(
+            f"layer_numbers has {number!r}, expected whole numbers, one a layer"
+        ) from error
 
 
 def _known(dtype: str) -> str:

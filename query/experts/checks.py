@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from trajreplay.query.experts.captured import Choices, RoutedRows
+from trajreplay.schema.lists import Int64s
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 # Fewer rows than this are expected by chance where a row of dummies is called one.
@@ -72,7 +73,8 @@ def route_problems(pieces: Iterable[RoutedRows]) -> list[RouteProblem]:
                 tally = tallies.setdefault((name, check), _Tally())
                 _count(tally, piece, choices, wrong, by_layer=True)
             tally = tallies.setdefault((name, "dummy"), _Tally())
-            _count(tally, piece, choices, _dummy_tokens(choices)[:, None], by_layer=False)
+            dummy = _dummy_tokens(choices, piece.total)
+            _count(tally, piece, choices, dummy[:, None], by_layer=False)
             chance = _chance(piece.num_experts or int(values.max()) + 1, values.shape[1:])
             dummies[name] = dummies.get(name, 0.0) + chance * len(values)
     return [
@@ -98,11 +100,14 @@ def _wrong_rows(values: Any, num_experts: int | None) -> dict[str, Flags]:
     return found
 
 
-def _dummy_tokens(choices: Choices) -> Flags:
-    """(N,) Tokens with 0, 1, 2, ... in every layer, those that are the last of a sample aside."""
+def _dummy_tokens(choices: Choices, total: Int64s) -> Flags:
+    """(N,) Tokens with 0, 1, 2, ... in every layer, those that are the last of a sample aside.
+
+    The last token is never fed to the model; a sample without a row of it has no such row.
+    """
     values = choices.values
     dummy = np.asarray((values == np.arange(values.shape[2], dtype=values.dtype)).all((1, 2)))
-    dummy[choices.ends[choices.tokens > 0] - 1] = False
+    dummy[choices.ends[(choices.tokens > 0) & (choices.tokens == total)] - 1] = False
     return dummy
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from trajreplay.schema.entry import Output
 from trajreplay.schema.settings import Settings
+from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.contract_checks.columns import Columns, Flags, Floats, Found, Together
 from trajreplay.stages.report import Finding
 
@@ -102,17 +103,23 @@ def check_metrics(given: Together) -> Iterator[Found]:
     """Logged metrics that their definition does not give."""
     for index, cohort in enumerate(given.block.cohorts):
         if any(one.field in METRICS for entry in cohort.owners for one in entry.outputs):
-            yield from ((index, found) for found in _metrics(given.of(index)))
+            yield from ((index, found) for found in _metrics(given.of(index), cohort))
 
 
-def _metrics(given: Columns) -> Iterator[Finding]:
+def _metrics(given: Columns, cohort: LoadedCohort) -> Iterator[Finding]:
+    """Of a rank or of all; what is there in part has another value than was logged."""
+    whole = cohort.whole and not cohort.report.partial
     for entry in given.entries:
-        mine = given.mask & (given.ranks == entry.key.rank).repeat(given.lengths)
+        here = given.ranks == entry.key.rank
+        if not whole and int(here.sum()) != entry.rows:
+            continue
+        mine = given.mask & here.repeat(given.lengths)
         for one in entry.outputs:
             metric = METRICS.get(one.field)
             if metric is None or one.value is None or not given.has(*metric.needs):
                 continue
-            scope = {"global": given.mask, "rank": mine}.get(one.scope or "")
+            scopes = {"rank": mine, **({"global": given.mask} if whole else {})}
+            scope = scopes.get(one.scope or "")
             if scope is not None and one.reduction == "mean":
                 yield from _judged(given, entry.key.rank, one, metric, scope)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
 
-from trajreplay.schema.entry import Output
+from trajreplay.schema.entry import Entry, Output
 from trajreplay.stages.contract_checks.columns import Columns, Found, Together
 from trajreplay.stages.report import Finding
 
@@ -95,12 +96,20 @@ def _scalars(given: Columns) -> list[Output]:
     return [one for entry in given.entries for one in entry.outputs if one.value is not None]
 
 
+def _ranks_of(entry: Entry) -> int:
+    """How often a number of all ranks can be counted at most."""
+    sizes = entry.parallel
+    world = sizes.data_size * sizes.tensor_size * sizes.pipeline_size * sizes.context_size
+    return max(world, len(entry.expected_ranks))
+
+
 def _between_ranks(given: Columns) -> Iterator[Finding]:
     """One number of all ranks, of which one rank recorded a multiple."""
     found: dict[tuple[str, str], dict[int, float]] = {}
+    most_ranks = max((_ranks_of(entry) for entry in given.entries), default=1)
     for entry in given.entries:
         for one in entry.outputs:
-            if one.scope == "global" and one.value:
+            if one.scope == "global" and one.value and math.isfinite(one.value):
                 value = one.value / one.scale
                 found.setdefault((one.stage, one.field), {})[entry.key.rank] = value
     for (stage, name), values in found.items():
@@ -109,7 +118,9 @@ def _between_ranks(given: Columns) -> Iterator[Finding]:
             max(values, key=lambda rank: abs(values[rank])),
         )
         factor = values[most] / values[least]
-        if factor > 1.5 and abs(factor - round(factor)) < 1e-4 * factor:
+        if not 1.5 < factor < most_ranks + 0.5:
+            continue
+        if abs(factor - round(factor)) < 1e-4 * factor:
             message = (
                 f"{name} of all ranks is {values[least]:.6g} on rank {least} and {round(factor)} "
                 f"times that, {values[most]:.6g}, on rank {most}: one of them is counted once for "

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow.compute as pc
 
+from trajreplay.schema.settings import Settings
 from trajreplay.stages.contract_checks.columns import Columns, Found, Ints, Together
 from trajreplay.stages.packed import list_lengths
 from trajreplay.stages.report import Finding
@@ -17,12 +18,30 @@ _TRAINED = ("log_probs", "old_log_probs")
 
 def check_weights(given: Together) -> Iterator[Found]:
     """Everything about the weights that sampled a response."""
-    if "weight_versions" in given.packed.table.column_names:
+    if _stated(given.block.settings) or "weight_versions" in given.packed.table.column_names:
         yield from given.each(_weights)
+
+
+def _stated(settings: Settings) -> list[str]:
+    """What the settings demand of weight versions."""
+    sampling = settings.sampling
+    demanded = {
+        "max_staleness": sampling.max_staleness is not None,
+        "partial": sampling.partial is False,
+    }
+    return [f"sampling.{name}" for name, on in demanded.items() if on]
+
+
+def _unchecked(given: Columns, demanded: list[str], why: str) -> Finding:
+    message = f"{' and '.join(demanded)} stated and not checked: {why}"
+    return given.finding("weights.unchecked", "warning", message)
 
 
 def _weights(given: Columns) -> Iterator[Finding]:
     if not given.has("weight_versions"):
+        if (demanded := _stated(given.settings)) and given.table.num_rows:
+            why = "the weight versions of some samples were not recorded"
+            yield _unchecked(given, demanded, why)
         return
     column = given.table["weight_versions"]
     versions = np.asarray(
@@ -69,6 +88,10 @@ def _staleness(given: Columns, versions: Ints, owner: Ints) -> Iterator[Finding]
     """Versions between the weights that sampled a span and those that train on it."""
     name = next((one for one in _TRAINED if given.version_of(one) is not None), None)
     if name is None:
+        trains = any(one in given.table.column_names for one in _TRAINED)
+        if trains and given.settings.sampling.max_staleness is not None:
+            why = "not every rank says which weights computed log_probs or old_log_probs"
+            yield _unchecked(given, ["sampling.max_staleness"], why)
         return
     trained = given.version_of(name)
     assert trained is not None

@@ -127,11 +127,7 @@ def _diverged(report: Report, whole: WholeCohorts) -> Iterator[tuple[Cohort, lis
         place = _place(cohort)
         by_owner: dict[Cohort, list[str]] = {}
         for result in cohort.stages:
-            if result.verdict != "diverged" or result.stage not in (
-                *COMPUTED,
-                "sample",
-                "reward.raw",
-            ):
+            if result.verdict != "diverged" or result.stage not in _EXPLAINED:
                 continue
             for owner in whole.declaring(place, result.stage):
                 if (owner, result.stage) not in done:

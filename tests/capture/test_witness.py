@@ -249,3 +249,31 @@ def test_gradients_that_cannot_be_taken_over_drop_the_capture(
         recorder.end_step()
     recorder.close()
     assert [one.status for one in captured(lake)] == ["dropped"]
+
+
+def test_a_nan_under_the_mask_hides_no_wrong_gradient(tmp_path: Path) -> None:
+    lake = Lake.create(tmp_path / "lake")
+    settings = with_changes(SETTINGS, {"loss.kl_loss_coef": 0.0, "loss.use_kl_loss": False})
+    with lake.capture(
+        run_id="r",
+        rollout_id=0,
+        step_id=0,
+        rank=0,
+        expected_ranks=[0],
+        settings=settings,
+        stages=STAGES,
+    ) as builder:
+        builder.samples(
+            [SampleRecord("s-0", response_length=3, total_length=4, loss_mask=[1, 1, 0])]
+        )
+        for name, values in {
+            "old_log_probs": [-0.5, -0.75, -1.0],
+            "log_probs": [-0.5, -0.75, float("nan")],
+            "advantages": [1.0, 1.0, 1.0],
+            "log_prob_gradients": [7.0, -7.0, 7.0],
+        }.items():
+            builder.tensor(name, [torch.tensor(values)])
+        builder.expected("loss.policy", loss=-1.0, scope="rank", reduction="mean")
+    (cohort,) = lake.replay().cohorts
+    told = [one for one in cohort.findings if "gradient" in one.check]
+    assert [one.severity for one in told] == ["error"], cohort.to_json()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.helpers.captures import sample, start
 from tests.helpers.cohorts import capture
 from tests.helpers.scenes import WAY
 from tests.helpers.trainer import Sample, Trainer
@@ -246,7 +248,7 @@ def test_every_finding_has_a_fault_of_its_name() -> None:
     } - {*STAGE_NAMES}
     assert len(said) > 20
     unnamed = said - {one.id for one in contracts.FAULTS}
-    assert unnamed == {"advantage.masked"}  # which is an info
+    assert unnamed == {"advantage.masked", "weights.unchecked"}  # which name no mistake
 
 
 def _kl(change: Callable[[torch.Tensor, float], torch.Tensor]) -> Callable[[list[Sample]], None]:
@@ -303,7 +305,7 @@ def test_rewards_that_are_centred_over_all_and_in_no_group_are_found(lake: Lake)
 
 
 def _versioned(
-    lake: Lake, spans: Sequence[Sequence[int]], trainer: int, **changes: Any
+    lake: Lake, spans: Sequence[Sequence[int]], trainer: int | None, **changes: Any
 ) -> dict[str, Finding]:
     """Findings of samples of four tokens, each sampled by so many versions in turn."""
     settings = with_changes(Settings(), {f"sampling.{name}": one for name, one in changes.items()})
@@ -321,7 +323,8 @@ def _versioned(
                     weight_versions=[
                         (4 * at // len(versions), 4 * (at + 1) // len(versions), one)
                         for at, one in enumerate(versions)
-                    ],
+                    ]
+                    or None,
                 )
                 for row, versions in enumerate(spans)
             ],
@@ -390,3 +393,33 @@ def test_a_policy_that_was_trained_since_is_at_no_other_temperature(lake: Lake) 
         (cohort,) = made.replay().cohorts
         named = {one.check for one in cohort.findings}
         assert ("log-prob.temperature" in named) == (not known)
+
+
+@pytest.mark.parametrize(("spans", "trainer"), [([[9], [], [6]], 9), ([[9], [8], [6]], None)])
+def test_a_bound_on_weights_that_cannot_be_held_is_said(
+    lake: Lake, spans: list[list[int]], trainer: int | None
+) -> None:
+    found = _versioned(lake, spans, trainer, max_staleness=2, partial=True)
+    assert {*found} == {"weights.unchecked"}
+    assert "sampling.max_staleness stated and not checked" in found["weights.unchecked"].message
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ((0.5, 1.0), True),
+        ((0.5, 1.5), False),  # three times, of two ranks
+        ((1e-9, 1.23456e-5), False),
+        ((0.5, math.inf), False),
+        ((0.5, math.nan), False),
+    ],
+)
+def test_a_number_of_all_ranks_is_a_multiple_by_at_most_the_ranks(
+    lake: Lake, values: tuple[float, float], found: bool
+) -> None:
+    for rank, value in enumerate(values):
+        with start(lake, step_id=0, rank=rank, expected_ranks=[0, 1], stages=["sample"]) as one:
+            one.samples([sample(0, sample_id=f"s-{rank}")])
+            one.expected("loss.policy", loss=value, scope="global", reduction="mean")
+    (cohort,) = lake.replay().cohorts
+    assert ("rank.factor" in {one.check for one in cohort.findings}) == found

@@ -1,6 +1,7 @@
 """The checks of routes find what loops over every row find, and nothing of a router."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,12 @@ from trajreplay.writer import parquet
 Routes = list[np.ndarray[Any, Any]]
 
 
-def rows_of(entry: Any, routes: Routes, prompt: int, num_experts: int | None) -> RoutedRows:
+def rows_of(
+    entry: Any, routes: Routes, prompt: int, num_experts: int | None, without_last: bool = False
+) -> RoutedRows:
     """Routes as they are read, of samples with so many prompt tokens."""
-    total = np.array([len(one) for one in routes], np.int64)
+    counts = np.array([len(one) for one in routes], np.int64)
+    total = counts + without_last
     values = np.concatenate(routes)
     return RoutedRows(
         entry,
@@ -31,11 +35,13 @@ def rows_of(entry: Any, routes: Routes, prompt: int, num_experts: int | None) ->
         total - prompt,
         tuple(range(10, 10 + values.shape[1])),
         num_experts,
-        {"experts": Choices(values, total)},
+        {"experts": Choices(values, counts)},
     )
 
 
-def by_loops(routes: Routes, prompt: int, num_experts: int | None) -> dict[str, Any]:
+def by_loops(
+    routes: Routes, prompt: int, num_experts: int | None, total: Sequence[int]
+) -> dict[str, Any]:
     """Count and first place of each fault, a row after another."""
     found: dict[str, Any] = {}
 
@@ -63,7 +69,8 @@ def by_loops(routes: Routes, prompt: int, num_experts: int | None) -> dict[str, 
                 if num_experts is not None and any(value >= num_experts for value in choices):
                     add("route.range", row, position, layer)
             dummy = all(choices == list(range(top_k)) for choices in token)
-            if dummy and position + 1 < len(one) and chance < limit:
+            last = position + 1 == len(one) == total[row]
+            if dummy and not last and chance < limit:
                 add("route.dummy", row, position, None)
     return found
 
@@ -86,8 +93,9 @@ def test_what_is_found_is_what_loops_find(data: st.DataObject) -> None:
         if data.draw(st.booleans()):
             array[data.draw(st.integers(0, len(array) - 1)), 0] = -1
     prompt = data.draw(st.integers(0, min(lengths)))
-    problems = route_problems([rows_of(None, arrays, prompt, num_experts)])
-    expected = by_loops(arrays, prompt, num_experts)
+    cut = data.draw(st.booleans())
+    problems = route_problems([rows_of(None, arrays, prompt, num_experts, cut)])
+    expected = by_loops(arrays, prompt, num_experts, [one + cut for one in lengths])
     assert {one.check for one in problems} == set(expected)
     for one in problems:
         count, (sample_id, position, token, layer) = expected[one.check]
