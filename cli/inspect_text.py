@@ -79,7 +79,8 @@ def _facts(capture: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "consumed from", ", ".join(_source(*one) for one in capture["sources"])
     yield "stages", ", ".join(map(_contract, *zip(*capture["contracts"].items(), strict=True)))
     for section, values in capture["settings"].items():
-        yield "settings", f"{section}: {_settings(section, values)}" if values else ""
+        told = _settings(section, values)
+        yield "settings", f"{section}: {told}" if told else ""
     for name, origin in capture["origins"].items():
         yield "origin", f"{name}: {_pairs(origin)}"
     for name, tolerance in capture["tolerances"].items():
@@ -97,10 +98,10 @@ def _settings(section: str, values: Mapping[str, Any]) -> str:
     shown = {
         name: value
         for place, (name, value) in enumerate(values.items())
-        if place == 0 or plain.get(name) != (tuple(value) if isinstance(value, list) else value)
+        if place == 0 or plain.get(name) != value
     }
     rest = ", the others as by default" if len(shown) < len(values) else ""
-    return _pairs(shown) + rest
+    return f"{pairs}{rest}" if (pairs := _pairs(shown)) else ""
 
 
 def _parallel(coordinates: Mapping[str, int]) -> str:

@@ -60,7 +60,7 @@ class Settings:
 
     def to_json(self) -> dict[str, Any]:
         """The resolved tree as JSON values."""
-        return asdict(self) | {"handoff": dict(self.handoff)}
+        return _plain(asdict(self)) | {"handoff": dict(self.handoff)}
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> Settings:
@@ -86,6 +86,13 @@ class Settings:
 
 
 _Section = TypeVar("_Section")
+
+
+def _plain(value: Any) -> Any:
+    """Values as JSON has them, where a tuple is a list."""
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, tuple) else value
 
 
 def _section(kind: type[_Section], name: str, values: Mapping[str, Any]) -> _Section:

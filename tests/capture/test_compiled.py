@@ -87,10 +87,13 @@ def test_a_loss_that_is_computed_twice_is_recorded_once(lake: Lake, reentrant: b
     assert verdict(lake) == ("pass", ["info"])
 
 
+@pytest.mark.filterwarnings("ignore:Reliance on distutils")
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_a_compiled_loss_is_recorded_without_the_gradients_that_it_hides(
-    lake: Lake, backend: str
+    lake: Lake, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # The compiler asks for the distutils of setuptools, which cannot take over a loaded one.
+    monkeypatch.setenv("SETUPTOOLS_USE_DISTUTILS", "stdlib")
     training = Training(recording(lake))
     training.step(torch.compile(training.loss, backend=backend))
     training.recorder.close()

@@ -20,7 +20,7 @@ INTERVALS = st.tuples(NUMBERS, NUMBERS).map(lambda pair: tuple(sorted(pair)))
 BY_KIND: dict[str, st.SearchStrategy[Any]] = {
     "flag": st.booleans(),
     "number": NUMBERS,
-    "count": st.integers(0, 2**31),
+    "count": st.integers(0, 2**31 - 1),
     "weights": st.dictionaries(st.text(max_size=3), NUMBERS, max_size=3),
     "interval": INTERVALS,
     "intervals": st.dictionaries(st.text(max_size=3), INTERVALS, max_size=3),

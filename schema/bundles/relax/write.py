@@ -254,7 +254,10 @@ def _manifest(record: CaptureRecord, bundle_id: str, payloads: Mapping[str, Any]
         "payloads": payloads,
         "comparison_policy": {
             "exact_fields": ["sample_id", "loss_mask", "group_index"],
-            "tolerances": {name: vars(one) for name, one in record.tolerances.items()},
+            "tolerances": {
+                name: {"atol": one.atol, "rtol": one.rtol}
+                for name, one in record.tolerances.items()
+            },
         },
         "redaction": dict(record.redaction),
     }
