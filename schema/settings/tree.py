@@ -60,7 +60,7 @@ class Settings:
 
     def to_json(self) -> dict[str, Any]:
         """The resolved tree as JSON values."""
-        return _plain(asdict(self)) | {"handoff": dict(self.handoff)}
+        return {**_plain(asdict(self)), "handoff": dict(self.handoff)}
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> Settings:
