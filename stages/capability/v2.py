@@ -37,6 +37,10 @@ def ability(
         return Ability("unsupported", reason)
     if "context_size" in columns and (named := rewards.of_rows(stage, settings)):
         return Ability("unsupported", f"{named}, and rows say which shard of their sample they are")
+    cut = parallel.context_size != 1 or "context_size" in columns
+    if cut and stage == "loss.policy" and settings.loss.nll_coef:
+        reason = "loss.nll_coef is stated, a mean over whole samples, of which ranks hold shards"
+        return Ability("unsupported", reason)
     if stage.startswith("loss.") and (
         shown := losses.only_inspected(stage, settings.loss, columns)
     ):

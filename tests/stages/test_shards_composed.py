@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.cohorts import Expected, capture
 from tests.helpers.composed import ComposedTrainer
+from tests.helpers.composed_corrections import CURRENT
 from tests.helpers.scenes import WAY, refusals, the_cohort, the_stage
 from tests.helpers.trainer import Sample
 from tests.stages.test_composed import CHANGES, COLUMNS, PLAIN, STAGES, _shares, _take_apart
@@ -24,7 +25,8 @@ ESTIMATE = "advantage.estimate"
 SUMMED = sorted(
     name
     for name, (changes, _) in CHANGES.items()
-    if not changes.keys() & {"loss.aggregation", "loss.batch_reduction", "loss.fragments"}
+    if not changes.keys()
+    & {"loss.aggregation", "loss.batch_reduction", "loss.fragments", "loss.nll_coef"}
     and not {"rank", "stride"} & {str(one) for one in changes.values()}
 )
 ZIGZAG = LayoutSettings("zigzag")
@@ -73,6 +75,7 @@ def _write(
         settings=settings if told is None else told,
         expected=expected,
         parallel={r: ParallelCoordinates(context_rank=r, context_size=size) for r in range(size)},
+        versions={"log_probs": CURRENT},
     )
     return samples
 
@@ -271,3 +274,11 @@ def test_samples_of_several_ranks_are_of_no_rank(
     text = refusals(the_cohort(lake.replay()))
     assert f"{next(iter(told))} is" in text
     assert "rows say which shard of their sample they are" in text
+
+
+def test_a_likelihood_over_whole_samples_is_refused_of_shards(lake: Lake) -> None:
+    changes, _ = CHANGES["likelihood of good samples"]
+    _write(lake, replace(with_changes(PLAIN, changes), layout=ZIGZAG), 2)
+    found = the_stage(the_cohort(lake.replay()), "loss.policy")
+    assert (found.verdict, found.capability) == ("refused", "unsupported")
+    assert "loss.nll_coef" in found.message
