@@ -70,6 +70,8 @@ def _first(path: Path) -> Path:
 
 def _read(path: Path, options: ImportOptions) -> Sequence[CaptureRecord]:
     step, table, folder = step_of(path), read_table(path), path.parent
+    if not is_completions(path):  # it can be read, and lies among its like as a damaged one
+        raise odd(path, "does not begin and end as a Parquet file of TRL's completions")
     check_columns(path, table, step)
     rewards = [name for name in table.column_names if is_reward(table, name)]
     weights = options.changes.get(_WEIGHTS)
