@@ -93,13 +93,15 @@ class Columns:
         return np.asarray(self.table["rank"].to_numpy(), np.int64)
 
     def version_of(self, name: str) -> Ints | None:
-        """(S,) The weights that computed a column of log-probs; None where a rank does not say."""
-        found = {}
-        for entry in self.entries:
-            origin = entry.origins.get(name)
-            if origin is None or origin.weight_version is None:
-                return None
-            found[entry.key.rank] = origin.weight_version
+        """(S,) The weights that computed a column of log-probs; None where a rank does not say.
+
+        A rank without samples has nothing to say.
+        """
+        found = {
+            entry.key.rank: origin.weight_version
+            for entry in self.entries
+            if (origin := entry.origins.get(name)) and origin.weight_version is not None
+        }
         if not {*np.unique(self.ranks).tolist()} <= {*found}:
             return None
         return np.array([found[rank] for rank in self.ranks.tolist()], np.int64)
