@@ -102,7 +102,8 @@ class LocalStore:
         """The bytes of a file.
 
         Raises:
-            DatasetError: It cannot be opened, is larger than `limit_bytes`, or shrinks meanwhile.
+            DatasetError: It cannot be opened or read, is larger than `limit_bytes`, or shrinks
+                meanwhile.
         """
         descriptor = self.open(path)
         try:
@@ -121,7 +122,10 @@ class LocalStore:
         pieces: list[bytes] = []
         at = 0
         while at < size:
-            piece = os.pread(descriptor, size - at, at)
+            try:
+                piece = os.pread(descriptor, size - at, at)
+            except OSError as error:
+                raise self._unreadable(path, error) from error
             if not piece:
                 raise DatasetError(
                     f"{path} in {self.root} changed while it was read: it has {at} bytes, "

@@ -1,5 +1,6 @@
 """Files of a lake: only regular files inside it are opened, and a name is given once."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -183,4 +184,16 @@ def test_a_file_that_shrinks_while_it_is_read_is_refused(
     put(store, "a", b"0123456789")
     monkeypatch.setattr(os, "pread", lambda file, size, at: pread(file, size, at)[: 4 - at])
     with pytest.raises(DatasetError, match="changed while it was read: it has 4 bytes, expected 1"):
+        store.read("a", 10)
+
+
+def test_a_disk_that_fails_in_the_middle_of_a_read_is_said(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(file: int, size: int, at: int) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    put(store, "a", b"0123456789")
+    monkeypatch.setattr(os, "pread", failing)
+    with pytest.raises(DatasetError, match="cannot be read: Input/output error"):
         store.read("a", 10)
