@@ -10,6 +10,7 @@ import time
 import timeit
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ SAMPLES, TOKENS = 32, 2048
 COLUMNS = ("old_log_probs", "log_probs", "ref_log_probs", "entropy", "kl", "advantages")
 CLONES_KEPT = 4
 EMPTY = "an empty function"
+LOSS = "recorder.record_policy_loss"
 OFF_CALLS = 20_000
 REPEATS = 20
 REACH_MS, REACH_NS = 0.5, 100.0
@@ -56,7 +58,7 @@ def hand_off(scratch: Path, rounds: int) -> list[str]:
 
     def step(number: int) -> None:
         with recorder.step(number, 0):
-            recorder.record_policy_loss(0, records, scalars={"loss": 0.0}, **tensors)  # type: ignore[arg-type]
+            recorder.record_policy_loss(0, records, scalars={"loss": 0.0}, columns=tensors)
 
     ours, clones, kept = [], [], []
     for number in range(rounds + 10):
@@ -84,30 +86,57 @@ def hand_off(scratch: Path, rounds: int) -> list[str]:
 
 
 def switched_off() -> list[str]:
-    """Time of a call and of the branch, where nothing is captured, and of an empty function."""
+    """Time of a call and of the branch, where nothing is captured, and of an empty function.
+
+    Beside each call that of an empty method which has no parameter but the ones that are given:
+    what it costs to hand them over at all.
+    """
     recorder, (records, tensors) = Recorder(), batch()
     value = tensors["advantages"]
 
     def loop(body: str) -> float:
         """Nanoseconds of one turn, without those of a turn that does nothing."""
-        names = {"recorder": recorder, "records": records, "value": value}
+        names = {"recorder": recorder, "bare": Bare(), "records": records, "value": value}
         timer = timeit.Timer(body, setup="def empty(): pass", timer=time.thread_time, globals=names)
         return 1e9 * min(timer.repeat(REPEATS, OFF_CALLS)) / OFF_CALLS
 
+    named = "scalars=value, log_probs=value, old_log_probs=value, advantages=value"
     bodies = {
-        EMPTY: "empty()",
-        "`if recorder.enabled`": "if recorder.enabled: pass",
-        "a call with one tensor": "recorder.record_policy_loss(0, records, advantages=value)",
-        "a call with four": "recorder.record_policy_loss(0, records, scalars=value, "
-        "log_probs=value, old_log_probs=value, advantages=value)",
+        EMPTY: ("empty()", ""),
+        "`if recorder.enabled`": ("if recorder.enabled: pass", ""),
+        "a call with one tensor": (f"{LOSS}(0, records, advantages=value)", "one"),
+        "a call with four by name": (f"{LOSS}(0, records, {named})", "four"),
+        "a call with four by position": (f"{LOSS}(0, records, value, value, value, value)", "four"),
     }
-    bare = loop("pass")
-    spent = {name: loop(body) - bare for name, body in bodies.items()}
-    return [
-        f"switched off, {name}: {ns:.0f} ns, {ns / spent[EMPTY]:.1f} of an empty function; "
-        f"reach < {REACH_NS:.0f} ns: {met(ns < REACH_NS)}"
-        for name, ns in spent.items()
-    ]
+    nothing = loop("pass")
+    lines = []
+    for name, (body, method) in bodies.items():
+        ns = loop(body) - nothing
+        handed = loop(body.replace(LOSS, f"bare.{method}")) - nothing if method else 0.0
+        over = f", {ns - handed:.0f} more than to hand them over" if method else ""
+        met_ns = met(ns < REACH_NS)
+        lines.append(
+            f"switched off, {name}: {ns:.0f} ns{over}; reach < {REACH_NS:.0f} ns: {met_ns}"
+        )
+    return lines
+
+
+class Bare:
+    """Methods that take just what they are given, and do nothing."""
+
+    def one(self, micro_batch: Any, samples: Any, advantages: Any) -> None:
+        """With one tensor."""
+
+    def four(
+        self,
+        micro_batch: Any,
+        samples: Any,
+        scalars: Any,
+        log_probs: Any,
+        old_log_probs: Any,
+        advantages: Any,
+    ) -> None:
+        """With four."""
 
 
 def thread_ms(work: Callable[[], object]) -> float:

@@ -14,7 +14,7 @@ from trajreplay.capture.heartbeat import Beat, Heartbeats, problem_of_end
 from trajreplay.capture.outlet import Outlet
 from trajreplay.capture.pending import Pending
 from trajreplay.capture.reasons import reason_of
-from trajreplay.schema.errors import CaptureError
+from trajreplay.schema.errors import CaptureError, listed
 
 if TYPE_CHECKING:
     from trajreplay.capture.ranks import Place
@@ -140,35 +140,64 @@ class LiveRecorder(Guarded):
 
     @guarded
     def record_policy_loss(
-        self, micro_batch: int | None, samples: Sequence[SampleRecord], **given: Any
+        self,
+        micro_batch: int | None,
+        samples: Sequence[SampleRecord],
+        scalars: Mapping[str, Any] | None = None,
+        log_probs: Any = None,
+        old_log_probs: Any = None,
+        advantages: Any = None,
+        ref_log_probs: Any = None,
+        reduction: str = "mean",
+        scale: float = 1.0,
+        denominator: float | None = None,
+        origins: Mapping[str, Mapping[str, Any]] | None = None,
+        columns: Mapping[str, Any] | None = None,
     ) -> None:
         """As of `Recorder`."""
-        self._micro_batch("loss.policy", micro_batch, samples, **given)
+        named = {
+            "log_probs": log_probs,
+            "old_log_probs": old_log_probs,
+            "advantages": advantages,
+            "ref_log_probs": ref_log_probs,
+        }
+        meaning = {"reduction": reduction, "scale": scale, "denominator": denominator}
+        given = _together(named, columns)
+        self._micro_batch("loss.policy", micro_batch, samples, scalars, meaning, given, origins)
 
     @guarded
     def record_value_loss(
-        self, micro_batch: int | None, samples: Sequence[SampleRecord], **given: Any
+        self,
+        micro_batch: int | None,
+        samples: Sequence[SampleRecord],
+        scalars: Mapping[str, Any] | None = None,
+        values: Any = None,
+        returns: Any = None,
+        old_values: Any = None,
+        reduction: str = "mean",
+        scale: float = 1.0,
+        denominator: float | None = None,
+        columns: Mapping[str, Any] | None = None,
     ) -> None:
         """As of `Recorder`."""
-        self._micro_batch("loss.value", micro_batch, samples, **given)
+        named = {"values": values, "returns": returns, "old_values": old_values}
+        meaning = {"reduction": reduction, "scale": scale, "denominator": denominator}
+        given = _together(named, columns)
+        self._micro_batch("loss.value", micro_batch, samples, scalars, meaning, given, None)
 
     def _micro_batch(
         self,
         stage: str,
         micro_batch: int | None,
         samples: Sequence[SampleRecord],
-        *,
-        scalars: Mapping[str, Any] | None = None,
-        reduction: str = "mean",
-        scale: float = 1.0,
-        denominator: float | None = None,
-        origins: Mapping[str, Mapping[str, Any]] | None = None,
-        **columns: Any,
+        scalars: Mapping[str, Any] | None,
+        meaning: Mapping[str, Any],
+        columns: Mapping[str, Any],
+        origins: Mapping[str, Mapping[str, Any]] | None,
     ) -> None:
         if self._beat is not None and stage == "loss.policy":
             self._beat.micro_batch(micro_batch, samples, scalars or {})
         if (pending := self._recording("step")) is not None:
-            meaning = {"reduction": reduction, "scale": scale, "denominator": denominator}
             pending.micro_batch(
                 micro_batch, stage, samples, columns, origins, scalars or {}, meaning
             )
@@ -287,3 +316,15 @@ class LiveRecorder(Guarded):
         self.drop(reason)
         with self.guard("end"):
             self._heartbeats.flush()
+
+
+def _together(named: Mapping[str, Any], columns: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The columns of a loss, each told once."""
+    if not columns:
+        return named
+    if twice := [name for name in columns if named.get(name) is not None]:
+        raise CaptureError(
+            f"{listed(twice, 3)} is given by name and among the columns, expected once",
+            hint="Leave it out of columns.",
+        )
+    return {**named, **columns}

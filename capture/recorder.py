@@ -23,8 +23,9 @@ class Recorder:
         attempt: The attempt of the run.
     """
 
-    # No parameter is for keywords alone: a call that does nothing takes most of its time to look up
-    # the defaults of those, one by one.
+    # No parameter of a loss is for keywords alone, and none takes up names that are not told here:
+    # the lookup of such defaults, and the dictionary, take longer than the rest of a call that does
+    # nothing.
     enabled = False
     attempt = 0
 
@@ -116,7 +117,7 @@ class Recorder:
         scale: float = 1.0,
         denominator: float | None = None,
         origins: Mapping[str, Mapping[str, Any]] | None = None,
-        **columns: Any,
+        columns: Mapping[str, Any] | None = None,
     ) -> None:
         """Record what the policy loss of one micro-batch consumed, and what it came to.
 
@@ -126,15 +127,15 @@ class Recorder:
             samples: One record per sample.
             scalars: `loss`, and others of the stage that the trainer computes: pg_loss,
                 entropy_loss, pg_clipfrac, ppo_kl, kl_loss.
-            log_probs: As of `columns`.
-            old_log_probs: As of `columns`.
-            advantages: As of `columns`.
-            ref_log_probs: As of `columns`.
+            log_probs: Values of this column, in a form that `record` takes.
+            old_log_probs: Likewise.
+            advantages: Likewise.
+            ref_log_probs: Likewise.
             reduction: What they are over the micro-batch: mean or sum.
             scale: Factor inside them, such as 1 / accumulation steps.
             denominator: What a mean divides by, if not by what the micro-batch has.
             origins: By column of log-probs, its source, temperature and weight_version.
-            columns: Values of any other list column, as of `record`.
+            columns: Values of any other list column, by its name, as of `record`.
         """
 
     def record_value_loss(
@@ -148,7 +149,7 @@ class Recorder:
         reduction: str = "mean",
         scale: float = 1.0,
         denominator: float | None = None,
-        **columns: Any,
+        columns: Mapping[str, Any] | None = None,
     ) -> None:
         """Record the value loss of a micro-batch; arguments as of `record_policy_loss`."""
 

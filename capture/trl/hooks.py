@@ -192,9 +192,9 @@ class Hooks:
                 "log_probs": {"source": "trainer", **made},
             },
             log_probs=self._log_probs,
-            entropy=self._entropy,
             advantages=_by_token(inputs["advantages"], inputs["completion_mask"]),
-            **(meaning | columns),
+            columns={"entropy": self._entropy, **columns},
+            **meaning,
         )
         self._log_probs = self._entropy = None
         self._step = at, index + 1

@@ -92,11 +92,11 @@ class Actor:
             self._micro_batches,
             records,
             scalars={"loss": loss, "pg_loss": loss},  # entropy and KL are added elsewhere
-            loss_mask=mask,
             log_probs=given["log_prob"],
             old_log_probs=given["old_log_prob"],
             advantages=given["advantages"],
             origins={"log_probs": {"source": "trainer"}, "old_log_probs": {"source": "trainer"}},
+            columns={"loss_mask": mask},
             **loss_meaning(name, mode, config, mask.shape[1]),
         )
         self._micro_batches += 1

@@ -40,6 +40,7 @@ def test_a_recorder_that_is_off_does_nothing_and_looks_at_nothing() -> None:
         recorder.record(thing, log_probs=thing)  # type: ignore[arg-type]
     with recorder.step(0, 0):
         recorder.record_policy_loss(0, thing, scalars=thing, advantages=thing)  # type: ignore[arg-type]
+        recorder.record_policy_loss(0, thing, thing, thing, thing, columns=thing)  # type: ignore[arg-type]
         recorder.record_value_loss(0, thing, values=thing)  # type: ignore[arg-type]
         recorder.record_scalars("loss.policy", thing)  # type: ignore[arg-type]
     recorder.describe_routes(thing, thing)  # type: ignore[arg-type]
@@ -126,8 +127,7 @@ def test_masks_are_handed_over_as_a_column_too(lake: Lake) -> None:
             records,
             scalars=Trainer(WAY).loss(samples),
             reduction="sum",
-            loss_mask=masks,
-            **columns,
+            columns={"loss_mask": masks, **columns},
         )
     recorder.close()
     found = lake.sql("select loss_mask from steps order by row").arrow()["loss_mask"].to_pylist()
@@ -161,6 +161,9 @@ WRONG: dict[str, Callable[[Recorder, list[Sample]], None]] = {
     "no samples": lambda one, _: one.record_policy_loss(1, None),  # type: ignore[arg-type]
     "unknown column": lambda one, samples: micro_batch(one, 1, samples, logits=[[1.0]] * 4),
     "a scalar that is none": lambda one, samples: micro_batch(one, 1, samples, scalars={"a": "b"}),
+    "a column told twice": lambda one, samples: one.record_policy_loss(
+        1, [record(three) for three in samples], log_probs=[], columns={"log_probs": []}
+    ),
     "a sample twice": lambda one, samples: micro_batch(one, 1, samples[:1]),
 }
 
@@ -327,7 +330,7 @@ def test_choices_of_experts_are_those_at_the_time_they_were_handed_over(
                 records[part],
                 scalars={"loss": 0.0},
                 log_probs=[one.columns["log_probs"] for one in samples[part]],
-                **choices,
+                columns=choices,
             )
     for one in routes:
         one[:] = 0

@@ -104,7 +104,7 @@ def train(lake: Lake, terms: Terms, *, form: str = "padded", scaled: float = 1.0
                 [SampleRecord(f"s-{2 * index + row}", n, n, ()) for row, n in lengths],
                 scalars={"loss": loss},
                 log_probs=given,
-                **columns,
+                columns=columns,
             )
             (scaled * loss).backward()  # type: ignore[no-untyped-call]
     recorder.close()

@@ -56,7 +56,9 @@ def micro_batch(
     recorder.record_policy_loss(
         index,
         [record(one, ("micro_batch_id",)) for one in samples],
-        **{"scalars": scalars, "reduction": "sum", **given, **changes},
+        changes.pop("scalars", scalars),
+        reduction="sum",
+        columns={**given, **changes},
     )
 
 
