@@ -69,7 +69,7 @@ def group_text(report: MismatchReport, *, everything: bool) -> str:
 
 
 def _main_lines(report: MismatchReport, rows: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
-    from trajreplay.query.mismatch.sums import over
+    from trajreplay.query.mismatch.plan import over
 
     yield ["generation KL mean / range", *(_with_range(row, "generation_kl") for row in rows)]
     yield ["valid tokens", *(f"{row['valid_tokens']:,}" for row in rows)]

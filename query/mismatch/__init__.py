@@ -2,7 +2,8 @@
 
 from trajreplay.query.mismatch.measure import mismatch
 from trajreplay.query.mismatch.report import MismatchFinding, MismatchReport, statistic_rows
-from trajreplay.query.mismatch.statistics import STATISTICS, Statistic
+from trajreplay.query.mismatch.statistic import Statistic
+from trajreplay.query.mismatch.statistics import STATISTICS
 
 __all__ = [
     "STATISTICS",

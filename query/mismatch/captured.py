@@ -133,7 +133,8 @@ class Reading:
         self, captures: CaptureSet, entries: Sequence[Entry], table: Table
     ) -> Iterator[tuple[Entry, Iterator[pa.RecordBatch]]]:
         """The captures with the columns that the pair needs of them."""
-        names = [*self.pair.columns, "loss_mask"]
+        # The length says where lists end, which is what takes longest to decode.
+        names = [*self.pair.columns, "loss_mask", "response_length"]
         if self.with_versions or any(
             (origin := one.origins.get(self.pair.trainer)) and origin.weight_version is not None
             for one in (*entries, *self._sources(captures))

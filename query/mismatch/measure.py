@@ -15,9 +15,10 @@ from trajreplay.query.connection import MEMORY_BYTES, connect_empty, interruptib
 from trajreplay.query.mismatch.captured import Reading
 from trajreplay.query.mismatch.compare import COMPARISON, comparison
 from trajreplay.query.mismatch.pair import DEFAULT_PAIR, Pair
+from trajreplay.query.mismatch.plan import SumPlan
 from trajreplay.query.mismatch.report import MismatchFinding, MismatchReport
 from trajreplay.query.mismatch.summary import Summary, group_columns, schema, summarise
-from trajreplay.query.mismatch.sums import SumPlan, TokenSums
+from trajreplay.query.mismatch.sums import TokenSums
 from trajreplay.query.row_masks import SelectedSet
 from trajreplay.query.selection import Selected, Selection, select
 from trajreplay.schema.errors import DatasetError, QueryError, listed

@@ -68,7 +68,7 @@ _SQUARED = (  # exp(2 d) - 1
     "+ 128 * d7 / 5040 + 256 * h4 / 40320 + 512 * d9 / 362880 + 1024 * h5 / 3628800)"
 )
 _WEIGHT = f"(n + d1 + {_EVEN} + {_ODD})"
-_BOXED = "least(greatest(e, 1 / {cap}), {cap})"
+_BOXED = "CASE WHEN e > {cap} THEN {cap} WHEN e < 1 / {cap} THEN 1 / {cap} ELSE e END"
 TOKEN_SUMS = (
     PartialSum("n", "true", "count", "n"),
     PartialSum("d", "d", near="d1"),
@@ -76,17 +76,19 @@ TOKEN_SUMS = (
     PartialSum("dd", "d * d", near="h1"),
     PartialSum("k3", "k3", near=f"{_EVEN} + {_ODD}"),
     PartialSum("reverse", "reverse", near=f"{_EVEN} - {_ODD}"),
-    PartialSum("worse", "greatest(k3, reverse)", near=f"{_EVEN} + odd_abs"),  # k3 of |d|
+    PartialSum(
+        "worse", "CASE WHEN d > 0 THEN k3 ELSE reverse END", near=f"{_EVEN} + odd_abs"
+    ),  # k3 of |d|
     PartialSum(
         "js",
-        "a / 2 + ln(1 + least(e, i)) - ln(2)",
+        "a / 2 + ln(1 + CASE WHEN d > 0 THEN i ELSE e END) - ln(2)",
         # log(cosh(d / 2))
         near="h1 / 8 - h2 / 192 + h3 / 2880 - h4 * 17 / 645120 + h5 * 31 / 14515200",
     ),
     PartialSum("w", "e", near=_WEIGHT),
     PartialSum("vv", "v * v - 1", near=_SQUARED),
     PartialSum("v2", "v * v", near=f"n + {_SQUARED}"),
-    PartialSum("w_cut", "least(e, {cap})", near=_WEIGHT),
+    PartialSum("w_cut", "CASE WHEN e > {cap} THEN {cap} ELSE e END", near=_WEIGHT),
     PartialSum("w_high", "e > {cap}", "count"),
     PartialSum("w_box", _BOXED, near=_WEIGHT),
     PartialSum("w_box2", f"{_BOXED} * {_BOXED}", near=f"n + {_SQUARED}"),

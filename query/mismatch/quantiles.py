@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import duckdb
-import pyarrow as pa
 
 _WHOLE = 200_000  # fewer values than this are sorted at once
 _SAMPLED = 0.02
@@ -45,7 +44,7 @@ def exact_quantiles(
             first = math.floor(position) - below
             last = first + (share > 0)
             if first >= 0 and last < len(values):
-                found[one] = _between(values[first].as_py(), values[last].as_py(), share)
+                found[one] = _between(float(values[first]), float(values[last]), share)
     missed = [one for one in wanted if one not in found]
     if missed:
         found |= zip(missed, _of_whole(connection, table, column, missed), strict=True)
@@ -70,17 +69,19 @@ def _of_whole(
 
 def _within(
     connection: duckdb.DuckDBPyConnection, table: str, column: str, span: _Span, count: int
-) -> tuple[pa.Array, int]:
+) -> tuple[Any, int]:
     """The values of a span, sorted, and how many are below it."""
     taken = f"SELECT {column} FROM {table} WHERE {column} >= ?"
     if span.high is None:
         values = connection.execute(taken, [span.low]).fetchnumpy()[column]
-        return pa.array(values).sort(), count - len(values)
+        values.sort()
+        return values, count - len(values)
     taken += f" AND {column} <= ?"
     values = connection.execute(taken, [span.low, span.high]).fetchnumpy()[column]
     less = f"SELECT count_if({column} < ?) FROM {table}"
     (below,) = connection.execute(less, [span.low]).fetchall()[0]
-    return pa.array(values).sort(), below
+    values.sort()
+    return values, below
 
 
 def _spans(

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from trajreplay.query.mismatch.plan import over
 from trajreplay.query.mismatch.statistics import QUANTILES, STATISTICS
-from trajreplay.query.mismatch.sums import over
 
 
 @dataclass(frozen=True)

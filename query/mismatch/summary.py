@@ -11,8 +11,10 @@ import pyarrow as pa
 
 from trajreplay.query.mismatch.captured import RowKey
 from trajreplay.query.mismatch.partial_sums import SEQUENCE_SUMS
-from trajreplay.query.mismatch.statistics import QUANTILES, STATISTICS, Sums
-from trajreplay.query.mismatch.sums import Place, SumPlan, TokenSums, over, taken_together, total
+from trajreplay.query.mismatch.plan import SumPlan, over
+from trajreplay.query.mismatch.statistic import Sums
+from trajreplay.query.mismatch.statistics import QUANTILES, STATISTICS
+from trajreplay.query.mismatch.sums import Place, TokenSums, taken_together, total
 from trajreplay.schema.errors import QueryError
 
 # The columns of a group; `*_from` is the lower end of a bucket whose upper end is twice that.

@@ -9,44 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import duckdb
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from trajreplay.query.mismatch.partial_sums import (
-    LOG_RATIO_LIMIT,
-    NEAR,
-    POWERS,
-    SEQUENCE_SUMS,
-    TOKEN_SUMS,
-    PartialSum,
-)
+from trajreplay.query.mismatch.partial_sums import SEQUENCE_SUMS, PartialSum
+from trajreplay.query.mismatch.plan import SumPlan
 from trajreplay.query.mismatch.quantiles import exact_quantiles
 from trajreplay.query.mismatch.statistics import QUANTILES
 
 Run = Callable[[Callable[[], Any]], Any]
-
-# The response tokens of a piece, one row each. {where} of a token are its position and version.
-_FLAT = """
-SELECT row, key, version, unnest(trainer)::DOUBLE AS x, unnest(sampler)::DOUBLE AS r,
-       unnest(mask) AS m{extra}
-FROM piece"""
-_POSITION = ", unnest(range(len(mask))) AS i"
-# A sampled token's weights are those of the span that it lies in; unknown outside of all spans.
-_VERSION = """, unnest(CASE
-    WHEN spans IS NULL THEN list_resize([]::BIGINT[], len(mask))
-    WHEN len(spans) = 1 AND spans[1].start = 0 AND spans[1].stop >= len(mask)
-      THEN list_resize([spans[1].version], len(mask), spans[1].version)
-    ELSE list_transform(range(len(mask)), lambda i: list_filter(
-      spans, lambda span: span.start <= i AND i < span.stop)[1].version)
-  END) AS used"""
-# What is reckoned of every far token; not the others, so that exp is taken of few.
-_FAR = """
-SELECT *, e - 1 - d AS k3, i - 1 + d AS reverse,
-       CASE WHEN a <= {limit} THEN e ELSE exp(least(greatest(d, -{limit}), {limit})) END AS v
-FROM (SELECT *, exp(d) AS e, exp(-d) AS i FROM ({valid}) WHERE NOT a <= {near})"""
 
 
 class Place(NamedTuple):
@@ -55,105 +31,6 @@ class Place(NamedTuple):
     key: int
     position: int | None = None
     version: int | None = None
-
-
-@dataclass(frozen=True)
-class SumPlan:
-    """What is taken of each token.
-
-    Args:
-        thresholds: |d| beyond which tokens are counted.
-        cap: Where importance ratios are truncated.
-        by_key: Whether samples of several captures, or lengths, are told apart.
-        by_position: Whether positions are told apart, in powers of two.
-        by_version: Whether the weights that sampled a token are told apart.
-        any_version: Whether tokens count that other weights sampled than recomputed them.
-    """
-
-    thresholds: tuple[float, ...] = (0.5, 1.0)
-    cap: float = 2.0
-    by_key: bool = False
-    by_position: bool = False
-    by_version: bool = False
-    any_version: bool = False
-
-    @property
-    def by_token(self) -> bool:
-        """Whether the tokens of one sample count in different places."""
-        return self.by_position or self.by_version
-
-    @property
-    def places(self) -> str:
-        """What the tokens of a piece are grouped by, in SQL."""
-        return "row, position, version" if self.by_token else "row"
-
-    @property
-    def delta_columns(self) -> tuple[str, ...]:
-        """What is kept of each difference beside its size."""
-        return (*(("key",) if self.by_key else ()), *(("position", "version") * self.by_token))
-
-    @property
-    def sums(self) -> tuple[PartialSum, ...]:
-        """All token sums."""
-        plain = tuple(replace(one, sql=one.sql.format(cap=repr(self.cap))) for one in TOKEN_SUMS)
-        counts = (PartialSum(over(one), f"a > {one!r}", "count") for one in self.thresholds)
-        return (*plain, *counts)
-
-    def tokens(self, *, versioned: bool) -> str:
-        """The valid tokens of a piece in SQL: row, key, position, version, x, d."""
-        extra = (_POSITION if self.by_position else "") + (_VERSION if versioned else "")
-        position = (
-            "CASE WHEN i < 256 THEN 0 ELSE 1 << floor(log2(i))::INT END"
-            if self.by_position
-            else "NULL"
-        )
-        version = "used" if versioned and self.by_version else "NULL"
-        same = "" if self.any_version or not versioned else _SAME_VERSION
-        return (
-            f"SELECT row, key, {position} AS position, {version} AS version, x, x - r AS d "
-            f"FROM ({_FLAT.format(extra=extra)}) WHERE m <> 0{same}"
-        )
-
-    @property
-    def near(self) -> float:
-        """The difference up to which tokens are near: beyond no threshold and not truncated."""
-        return min(NEAR, math.log(self.cap), *self.thresholds)
-
-    def statement(self, *, versioned: bool) -> str:
-        """One row a sample, or where tokens are told apart one a sample and place."""
-        valid = f"SELECT *, abs(d) AS a, d * d AS h FROM ({self.tokens(versioned=versioned)})"
-        places = self.places
-        powers = ", ".join(f"{sql} AS {name}" for name, sql in POWERS.items())
-        near = ", ".join(f"{one.near} AS {one.name}" for one in self.sums)
-        far = _FAR.format(limit=repr(LOG_RATIO_LIMIT), valid=valid, near=repr(self.near))
-        found = (
-            f"SELECT {places}, {near} FROM (SELECT {places}, {powers} FROM ({valid}) "
-            f"WHERE a <= {self.near!r} GROUP BY {places}) UNION ALL SELECT {places}, "
-            f"{', '.join(one.aggregate for one in self.sums)} FROM ({far}) GROUP BY {places}"
-        )
-        joined = ", ".join(one.joined for one in self.sums)
-        found = f"SELECT {places}, {joined} FROM ({found}) GROUP BY {places}"
-        if self.by_token:
-            return f"{found} ORDER BY ALL"
-        sequence = ", ".join(f"{one.sql} AS {one.name}_of" for one in SEQUENCE_SUMS)
-        return f"SELECT *, {sequence} FROM ({found}) ORDER BY row"
-
-    def differences(self, *, versioned: bool) -> str:
-        """The sizes of the differences of a piece, and where they count."""
-        columns = ", ".join((*self.delta_columns, "abs(d) AS a"))
-        return f"SELECT {columns} FROM ({self.tokens(versioned=versioned)})"
-
-
-_SAME_VERSION = " AND (version IS NULL OR used IS NULL OR used = version)"
-
-
-def over(threshold: float) -> str:
-    """The name of the count of tokens beyond a threshold.
-
-    >>> over(0.5), over(2)
-    ('over_0_5', 'over_2_0')
-    """
-    return "over_" + repr(float(threshold)).replace(".", "_").replace("-", "_").replace("+", "")
 
 
 @dataclass
@@ -182,23 +59,29 @@ class TokenSums:
         spans = piece["spans"].null_count < len(piece)
         known = piece["version"].null_count < len(piece)
         versioned = spans and (self.plan.by_version or (known and not self.plan.any_version))
-        statement = self.plan.statement(versioned=versioned)
-        kept = f"INSERT INTO deltas {self.plan.differences(versioned=versioned)}"
 
         def work() -> dict[str, list[Any]]:
             self.connection.register("piece", piece)
-            arrays = self.connection.execute(statement).fetchnumpy()
-            found = {name: values.tolist() for name, values in arrays.items()}
-            self.connection.execute(kept).fetchall()
+            kept = f"INSERT INTO deltas {self.plan.differences(versioned=versioned)}"
+            (valid,) = self.connection.execute(kept).fetchall()[0]
+            near = self._taken(self.plan.near_powers(versioned=versioned))
+            self.connection.register("near", near)
+            far = (pc.sum(near["n"]).as_py() or 0) < valid
+            if far:
+                tokens = self._taken(self.plan.far_tokens(versioned=versioned))
+                self.connection.register("far", _by_sample(tokens))
+            arrays = self.connection.execute(self.plan.statement(far=far)).fetchnumpy()
             if versioned and not self.plan.any_version:
-                valid = self.connection.execute("SELECT sum(list_sum(mask)) FROM piece")
-                self.of_other_version += int(valid.fetchall()[0][0] or 0)
-            return found
+                (held,) = self.connection.execute(
+                    "SELECT sum(list_sum(mask)) FROM piece"
+                ).fetchall()
+                self.of_other_version += int(held[0] or 0) - valid
+            return {name: values.tolist() for name, values in arrays.items()}
 
-        found = self.run(work)
-        if versioned and not self.plan.any_version:
-            self.of_other_version -= int(sum(found["n"]))
-        self._keep(piece["key"].to_pylist(), found)
+        self._keep(piece["key"].to_pylist(), self.run(work))
+
+    def _taken(self, statement: str) -> pa.Table:
+        return self.connection.sql(statement).to_arrow_table()
 
     def _keep(self, keys: Sequence[int], columns: Mapping[str, list[Any]]) -> None:
         rows: dict[Place, list[int]] = {}
@@ -246,6 +129,22 @@ class TokenSums:
             ).fetchall()
 
         return dict(self.run(work)) if group_of else {}
+
+
+def _by_sample(tokens: pa.Table) -> pa.Table:
+    """Tokens in order of their samples as lists, a row a sample, which one thread takes in order.
+
+    DuckDB's threads share a batch of many rows, and then each takes a part of a sample.
+    """
+    rows = tokens["row"].to_numpy()
+    starts = np.flatnonzero(np.diff(rows, prepend=-1))
+    bounds = pa.array([*starts.tolist(), len(rows)], pa.int32())
+    lists = {
+        name: pa.ListArray.from_arrays(bounds, tokens[name].combine_chunks())
+        for name in tokens.column_names
+        if name != "row"
+    }
+    return pa.table({"row": pa.array(rows[starts])} | lists)
 
 
 def taken_together(one: PartialSum, values: Sequence[float]) -> float:

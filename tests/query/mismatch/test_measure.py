@@ -66,12 +66,12 @@ def test_small_and_large_differences_keep_their_digits(delta: float, tmp_path: P
     assert row["generation_kl"] >= 0
 
 
-def many(lake: Lake, *, samples: int = 40, length: int = 900) -> None:
+def many(lake: Lake, *, samples: int = 40, length: int = 900, spread: float = 0.03) -> None:
     """Two steps of enough tokens for several threads."""
     for step_id in range(2):
         chance = np.random.default_rng([7, step_id])
         rollout = [-chance.exponential(0.5, length).astype(np.float32) for _ in range(samples)]
-        old = [one + chance.normal(0, 0.03, length).astype(np.float32) for one in rollout]
+        old = [one + chance.normal(0, spread, length).astype(np.float32) for one in rollout]
         write_pair(lake, old, rollout, step_id=step_id)
 
 
@@ -81,6 +81,14 @@ def test_no_bit_depends_on_the_number_of_threads(tmp_path: Path) -> None:
     one, *others = [
         measured(lake, threads=threads, by=["step", "position"]) for threads in (1, 2, 3, 8)
     ]
+    assert all(other.table.equals(one.table) for other in others)
+
+
+def test_no_bit_of_far_tokens_depends_on_the_number_of_threads(tmp_path: Path) -> None:
+    """There are so many of them that each thread of DuckDB would take a share of a sample."""
+    lake = Lake.create(tmp_path)
+    many(lake, samples=60, length=4000, spread=0.7)
+    one, *others = [measured(lake, threads=threads, by=["step"]) for threads in (1, 2, 5, 8)]
     assert all(other.table.equals(one.table) for other in others)
 
 
