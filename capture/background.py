@@ -10,9 +10,9 @@ import sys
 import threading
 import time
 import warnings
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from trajreplay.capture.heartbeat import Noted, resolved
@@ -81,9 +81,10 @@ class Background:
         self._lake = lake
         self._close_s = close_s
         self._queue_bytes, self._wait_s = queue_bytes, wait_s
-        self._queue: deque[Handoff] = deque()
-        self._waiting_bytes = 0
-        self._busy = self._closing = self._hurried = False
+        # To put something there wakes the thread for less than a condition takes.
+        self._queue: SimpleQueue[Handoff | None] = SimpleQueue()
+        self._unwritten = self._waiting_bytes = 0
+        self._closing = self._hurried = False
         self._changed = threading.Condition()
         self._warned: set[str] = set()
         self._pid = os.getpid()
@@ -110,9 +111,10 @@ class Background:
                 reason = ""
             if reason:
                 handoff = handoff.given_up(reason)
-            self._queue.append(handoff)
-            self._waiting_bytes += handoff.held_bytes
-            self._changed.notify_all()
+                size = handoff.held_bytes
+            self._unwritten += 1
+            self._waiting_bytes += size
+            self._queue.put(handoff)
         return reason
 
     def _has_room(self, size: int) -> bool:
@@ -125,7 +127,7 @@ class Background:
             return self._changed.wait_for(self._is_done, timeout_s)
 
     def _is_done(self) -> bool:
-        return not self._queue and not self._busy
+        return not self._unwritten
 
     def close(self, timeout_s: float) -> bool:
         """Write what can be written in time, note the rest as dropped, and end the thread.
@@ -139,7 +141,7 @@ class Background:
         done = self.flush(timeout_s)
         with self._changed:
             self._hurried, self._closing = not done, True
-            self._changed.notify_all()
+            self._queue.put(None)
         if not done:
             done = self.flush(_GRACE_S)
         self._thread.join(_GRACE_S if done else 0.0)
@@ -150,10 +152,9 @@ class Background:
     def _at_exit(self) -> None:
         started = time.monotonic()
         if not self.close(self._close_s):
-            left = len(self._queue) + self._busy
             waited = time.monotonic() - started
             sys.stderr.write(
-                f"trajreplay: {left} captures were not written to {self._lake} within "
+                f"trajreplay: {self._unwritten} captures were not written to {self._lake} within "
                 f"{waited:.0f} s, nor could that be noted there\n"
             )
         leave_alone(self._thread)
@@ -161,23 +162,16 @@ class Background:
     def _run(self) -> None:
         with contextlib.suppress(OSError, AttributeError):  # where threads have no priority
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._closing)
-                if not self._queue:
-                    return
-                handoff = self._queue.popleft()
-                self._busy = True
-                hurried = self._hurried
+        while (handoff := self._queue.get()) is not None:
             size = handoff.held_bytes
-            if hurried and handoff.pending is not None:
+            if self._hurried and handoff.pending is not None:
                 handoff = handoff.given_up("the program ended before it was written")
             try:
                 self._write(handoff)
             except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
                 self._failed(handoff, error)
             with self._changed:
-                self._busy = False
+                self._unwritten -= 1
                 self._waiting_bytes -= size
                 self._changed.notify_all()
 

@@ -4,93 +4,43 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import sys
-import threading
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from trajreplay.capture.device import DeviceCopies
+from trajreplay.capture.slots import Slot, Slots
 from trajreplay.schema.errors import CaptureError
 
 if TYPE_CHECKING:
     import torch
-
-_LEAST_VALUES = 1024
 
 
 class Block(NamedTuple):
     """Copied values of some samples; cut into rows when they are written, not before.
 
     Args:
-        held: All of them packed, or padded to (samples, tokens), or a list with one for each.
+        held: All of them packed, or padded to (samples, tokens), or a list with one for each;
+            other columns may lie before and behind them.
         lengths: Tokens of each sample; None where `held` is a list.
+        at: Where they begin: a row where `held` is padded, a value where it is packed.
     """
 
     held: Any
     lengths: Sequence[int] | None
+    at: int = 0
 
     def rows(self) -> list[Any]:
         """One value a sample: its tokens as a tensor, array or list, or None."""
-        held, lengths = self
+        held, lengths, at = self
         if lengths is None:
             return list(held)
         if held.ndim == 2:
-            return [held[row, :length] for row, length in enumerate(lengths)]
-        ends = list(itertools.accumulate(lengths))
+            return [held[row, :length] for row, length in enumerate(lengths, at)]
+        ends = list(itertools.accumulate(lengths, initial=at))[1:]
         return [held[end - length : end] for end, length in zip(ends, lengths, strict=True)]
-
-
-class Slot(NamedTuple):
-    """Memory of a copy, and the event after which it has its values; None where it has them."""
-
-    memory: torch.Tensor
-    filled: Any
-
-
-class Slots:
-    """Host memory for copies. A fresh page costs more than the copy into it, so slots are kept.
-
-    Args:
-        limit_bytes: Most that may lie idle.
-        device_bytes: Device memory that copies from it may take.
-
-    Attributes:
-        device: What brings values of a CUDA device into pinned slots.
-    """
-
-    def __init__(self, limit_bytes: int, device_bytes: int = 0) -> None:
-        self._limit_bytes = limit_bytes
-        self._idle_bytes = 0
-        self._lock = threading.Lock()  # one thread takes, another gives back
-        self._idle: dict[tuple[torch.dtype, int, bool], list[Slot]] = defaultdict(list)
-        self.device = DeviceCopies(device_bytes)
-
-    def take(self, dtype: torch.dtype, count: int, *, pinned: bool = False) -> torch.Tensor:
-        """A flat tensor of at least `count` values, whatever they are."""
-        import torch
-
-        capacity = max(_LEAST_VALUES, 1 << (count - 1).bit_length())
-        with self._lock:
-            idle = self._idle[dtype, capacity, pinned]
-            # A copy that was given up may still be under way into its slot.
-            if idle and (idle[-1].filled is None or idle[-1].filled.query()):
-                slot = idle.pop().memory
-                self._idle_bytes -= slot.nbytes
-                return slot
-        return torch.empty(capacity, dtype=dtype, pin_memory=pinned)
-
-    def give_back(self, slots: Sequence[Slot]) -> None:
-        """Let slots be used again, whose values nobody reads any more."""
-        with self._lock:
-            for slot in slots:
-                memory = slot.memory
-                if self._idle_bytes + memory.nbytes <= self._limit_bytes:
-                    self._idle_bytes += memory.nbytes
-                    kind = memory.dtype, memory.numel(), slot.filled is not None
-                    self._idle[kind].append(slot)
 
 
 class Copier:
@@ -110,9 +60,9 @@ class Copier:
 
     def wait(self) -> None:
         """Wait until all values are there; for a thread that reads them, and never for training."""
-        for _, filled in self._taken:
-            if filled is not None:
-                filled.synchronize()
+        for slot in self._taken:
+            if slot.filled is not None:
+                slot.filled.synchronize()
 
     def release(self) -> None:
         """Give the memory back: the copies are written, or given up."""
@@ -131,23 +81,42 @@ class Copier:
         Raises:
             CaptureError: The values have another form, or another number of rows.
         """
-        dimensions = getattr(values, "ndim", None)
-        if dimensions == 2:
-            rows, width = values.shape
-            if rows != len(lengths):
-                raise _odd_form(name, f"has {rows} rows for {len(lengths)} samples")
-            if rows and max(lengths) > width:
-                raise _odd_form(name, f"has {width} columns for a sample of {max(lengths)} tokens")
+        if _is_whole(name, values, lengths):
             return Block(self._whole(values), lengths)
-        if dimensions == 1 and getattr(values, "dtype", None) != np.dtype(object):
-            if len(values) != sum(lengths):
-                raise _odd_form(name, f"has {len(values)} packed values for {sum(lengths)} tokens")
-            return Block(self._whole(values), lengths)
-        if dimensions is not None or isinstance(values, (str, bytes)):
-            raise _odd_form(name, f"has {dimensions} dimensions")
-        if len(values) != len(lengths):
-            raise _odd_form(name, f"has {len(values)} rows for {len(lengths)} samples")
         return self._joined(values) or Block([self.value(one) for one in values], None)
+
+    def blocks(self, columns: Mapping[str, tuple[Any, Sequence[int]]]) -> dict[str, Block]:
+        """Copy columns, those that are alike by one operation into one slot.
+
+        Args:
+            columns: Values and lengths of each, as of `block`.
+
+        Raises:
+            CaptureError: As of `block`.
+        """
+        torch = sys.modules.get("torch")
+        plain = None if torch is None else torch.Tensor
+        found: dict[str, Block] = {}
+        alike: dict[Any, list[tuple[str, Any, Sequence[int], int]]] = {}
+        fitting = set()
+        for name, (values, lengths) in columns.items():
+            if type(values) is not plain or not values.is_cpu:
+                found[name] = self.block(name, values, lengths)
+                continue
+            shape = values.shape
+            if (fits := (shape, id(lengths))) not in fitting:
+                _is_whole(name, values, lengths)
+                fitting.add(fits)
+            kind = values.dtype, *shape[1:]
+            alike.setdefault(kind, []).append((name, values, lengths, shape[0]))
+        for (_, *width), members in alike.items():
+            tensors = [one for _, one, _, _ in members]
+            held = self._filled(tensors, (sum(rows for *_, rows in members), *width))
+            at = 0
+            for name, _, lengths, rows in members:
+                found[name] = Block(held, lengths, at)
+                at += rows
+        return found
 
     def routes(self, name: str, values: Any, samples: int) -> Block:
         """Copy choices of experts, one (tokens, layers, top_k) array or None per sample.
@@ -180,7 +149,7 @@ class Copier:
             array = np.array(values)
             self.held_bytes += array.nbytes
             return array
-        return self._filled([values.detach()], values.shape)
+        return self._filled([values], values.shape)
 
     def _joined(self, values: Sequence[Any]) -> Block | None:
         """Copies of many small tensors in one; None where they are not of one kind."""
@@ -194,39 +163,64 @@ class Copier:
             if one.device != device:
                 return None
             lengths.append(one.numel())
-        with torch.no_grad():
-            held = self._filled(values, (sum(lengths),))
-        return Block(held, lengths)
+        return Block(self._filled(list(values), (sum(lengths),)), lengths)
 
-    def _filled(self, values: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tensor:
+    def _filled(self, values: list[torch.Tensor], shape: Sequence[int]) -> torch.Tensor:
         """Tensors of one dtype and device one after the other, in a slot of this shape."""
-        first, count = values[0], sum(one.numel() for one in values)
-        slot = self._slots.take(first.dtype, count, pinned=first.is_cuda)
-        self.held_bytes += slot.nbytes
-        held, filled = _shaped(slot, shape), None
-        if first.is_cuda:
-            ends = itertools.accumulate(one.numel() for one in values)
-            parts = [
-                (slot[end - one.numel() : end].view(one.shape), one)
-                for end, one in zip(ends, values, strict=True)
-            ]
-            filled = self._slots.device.copy(parts)
-        elif len(values) == 1:
-            held.copy_(first)
-        else:
-            import torch
+        import torch
 
-            torch.cat([one.cpu() for one in values], out=held)
-        self._taken.append(Slot(slot, filled))
+        first, pinned = values[0], not values[0].is_cpu and values[0].is_cuda
+        slot = self._slots.take(first.dtype, math.prod(shape), shape, pinned=pinned)
+        held = slot.held
+        with torch.no_grad():
+            if pinned:
+                slot = slot._replace(filled=self._slots.device.copy(_parts(held, values)))
+            elif len(values) == 1:
+                held.copy_(first)
+            elif first.is_cpu:
+                torch.cat(values, out=held)
+            else:
+                torch.cat([one.cpu() for one in values], out=held)
+        self.held_bytes += slot.size_bytes
+        self._taken.append(slot)
         return held
 
 
-def _shaped(slot: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """The beginning of a slot in a shape, by one operation where a slice and a view are two."""
-    strides = [1]
-    for size in reversed(shape[1:]):
-        strides.insert(0, strides[0] * size)
-    return slot.as_strided(shape, strides[: len(shape)])
+def _parts(
+    held: torch.Tensor, values: Sequence[torch.Tensor]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Each of some tensors with its part of the memory that they go to, in their order."""
+    flat, at = held.view(-1), 0
+    parts = []
+    for one in values:
+        parts.append((flat[at : at + one.numel()].view(one.shape), one))
+        at += one.numel()
+    return parts
+
+
+def _is_whole(name: str, values: Any, lengths: Sequence[int]) -> bool:
+    """Whether it is one array of all samples, packed or padded; else it has one for each.
+
+    Raises:
+        CaptureError: It does not fit the samples.
+    """
+    dimensions = getattr(values, "ndim", None)
+    if dimensions == 2:
+        rows, width = values.shape
+        if rows != len(lengths):
+            raise _odd_form(name, f"has {rows} rows for {len(lengths)} samples")
+        if rows and max(lengths) > width:
+            raise _odd_form(name, f"has {width} columns for a sample of {max(lengths)} tokens")
+        return True
+    if dimensions == 1 and getattr(values, "dtype", None) != np.dtype(object):
+        if len(values) != sum(lengths):
+            raise _odd_form(name, f"has {len(values)} packed values for {sum(lengths)} tokens")
+        return True
+    if dimensions is not None or isinstance(values, (str, bytes)):
+        raise _odd_form(name, f"has {dimensions} dimensions")
+    if len(values) != len(lengths):
+        raise _odd_form(name, f"has {len(values)} rows for {len(lengths)} samples")
+    return False
 
 
 def _is_torch(value: Any) -> bool:

@@ -8,12 +8,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from trajreplay.capture.copies import Copier, Slots
+from trajreplay.capture.copies import Copier
 from trajreplay.capture.guarded import Guarded, guarded, uncompiled
 from trajreplay.capture.heartbeat import Beat, Heartbeats, problem_of_end
 from trajreplay.capture.outlet import Outlet
 from trajreplay.capture.pending import Pending
 from trajreplay.capture.reasons import reason_of
+from trajreplay.capture.slots import Slots
 from trajreplay.schema.errors import CaptureError, listed
 
 if TYPE_CHECKING:
@@ -242,8 +243,10 @@ class LiveRecorder(Guarded):
         if level not in self._open:
             raise CaptureError(f"a {level} ends, and none was begun")
         if (pending := self._open[level]) is not None:
-            with self.guard("gradients"):  # while it is open, so that a problem is one of its own
+            try:  # while it is open, so that a problem is one of its own
                 self._settle(level, pending)
+            except Exception as error:  # noqa: BLE001 - as of a guarded method
+                self.failed("gradients", error)
         del self._open[level]
         if pending is not None:
             self._outlet.take(pending)

@@ -221,17 +221,17 @@ class Pending:
     def _copied(
         self, samples: Sequence[SampleRecord], lengths: list[int], columns: Mapping[str, Any]
     ) -> dict[str, Block]:
-        copied = {}
+        routes, lists = {}, {}
         for name, values in columns.items():
             if values is None:
                 continue
             if name in EXPERT_LISTS:
-                copied[name] = self.copier.routes(name, values, len(samples))
+                routes[name] = self.copier.routes(name, values, len(samples))
             else:
                 total = length_column(name) == "total_length"
                 tokens = [one.total_length for one in samples] if total else lengths
-                copied[name] = self.copier.block(name, values, tokens)
-        return copied
+                lists[name] = values, tokens
+        return routes | self.copier.blocks(lists)
 
     def write(self, capture: CaptureBuilder) -> None:
         """Hand everything over to a builder.

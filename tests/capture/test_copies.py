@@ -9,7 +9,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trajreplay import CaptureError
-from trajreplay.capture.copies import Block, Copier, Slots
+from trajreplay.capture.copies import Block, Copier
+from trajreplay.capture.slots import Slots
+
+
+def copied(values: Any) -> Any:
+    """The same values in the same form and graph."""
+    if isinstance(values, (list, tuple)):
+        return [one.clone() for one in values]
+    return values.copy() if isinstance(values, np.ndarray) else values.clone()
+
+
+def spoil(values: Any) -> None:
+    """Do to values what an optimizer may do to them in place."""
+    for one in values if isinstance(values, list) else [values]:
+        if isinstance(one, np.ndarray):
+            one[:] = 9.0
+        else:
+            one.detach().fill_(9.0)
+
 
 LENGTHS = st.lists(st.integers(0, 70), max_size=5)
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.int64])
@@ -56,6 +74,44 @@ def test_what_a_trainer_does_to_its_tensor_later_is_not_seen(lengths: list[int],
     for one in values if isinstance(values, list) else [values]:
         one.fill_(9.0)
     assert bits(held) == bits(rows)
+
+
+@given(
+    lengths=LENGTHS,
+    kinds=st.lists(
+        st.tuples(
+            st.sampled_from(["list", "packed", "padded", "strided", "array", "in a graph"]),
+            st.sampled_from([torch.float32, torch.bfloat16]),
+        ),
+        max_size=7,
+    ),
+    seed=st.integers(0, 9),
+)
+def test_columns_that_are_copied_together_are_each_as_it_was_at_the_hand_off(
+    lengths: list[int], kinds: list[tuple[str, torch.dtype]], seed: int
+) -> None:
+    torch.manual_seed(seed)
+    slots, columns, expected = Slots(1 << 20), {}, {}
+    for number, (kind, dtype) in enumerate(kinds):
+        rows = [(100 * torch.randn(length)).to(dtype) for length in lengths]
+        made = forms([one.float() for one in rows] if kind == "array" else rows)
+        values = made.get(kind, made["padded"])
+        if kind == "array":
+            values = values.numpy()
+        elif kind == "in a graph":
+            values = values.requires_grad_() * 1
+        columns[str(number)], expected[str(number)] = (
+            values,
+            bits([one.float() for one in rows] if kind == "array" else rows),
+        )
+    for _ in range(2):  # the second time in memory that was used before
+        copier = Copier(slots)
+        kept = {name: copied(one) for name, one in columns.items()}
+        found = copier.blocks({name: (one, lengths) for name, one in kept.items()})
+        for one in kept.values():
+            spoil(one)
+        assert {name: bits(block) for name, block in found.items()} == expected
+        copier.release()
 
 
 @given(length=st.integers(1, 50))
@@ -106,4 +162,4 @@ def test_memory_is_used_again_and_bounded() -> None:
     wide = Copier(slots)
     (big,) = wide.block("kl", torch.ones(1, 1 << 15), [1 << 15]).rows()
     wide.release()  # 128 KiB do not stay
-    assert slots.take(torch.float32, 1 << 15).data_ptr() != big.data_ptr()
+    assert slots.take(torch.float32, 1 << 15, (1 << 15,)).held.data_ptr() != big.data_ptr()

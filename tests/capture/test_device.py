@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from tests.helpers.devices import CUDA
-from trajreplay.capture.copies import Copier, Slots
+from trajreplay.capture.copies import Copier
 from trajreplay.capture.device import DeviceCopies, DeviceScalar, kept
+from trajreplay.capture.slots import Slots
 
 SHAPE = (8, 1 << 14)
 

@@ -1,5 +1,6 @@
 """The recorder: what it is told is what a replay finds, and what goes wrong is told, not raised."""
 
+import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -8,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.helpers.cohorts import STEP_COLUMNS, record
 from tests.helpers.recorded import (
@@ -21,7 +24,7 @@ from tests.helpers.recorded import (
 )
 from tests.helpers.scenes import WAY, drawn
 from tests.helpers.trainer import Sample, Trainer
-from trajreplay import CaptureError, Lake, capture
+from trajreplay import CaptureError, Lake, SampleRecord, capture
 from trajreplay.capture import CaptureWarning, Recorder
 
 
@@ -367,3 +370,43 @@ def _record_and_close(recorder: Recorder, records: Sequence[Any], routes: Any) -
     with recorder.rollout(0):
         recorder.record(records, rollout_experts=routes)
     recorder.close()
+
+
+@settings(max_examples=8)  # each makes a lake
+@given(
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=5).filter(any),
+    padded=st.lists(st.booleans(), min_size=3, max_size=3),
+    seed=st.integers(0, 99),
+)
+def test_no_edit_after_the_hand_off_reaches_the_lake(
+    lengths: list[int], padded: list[bool], seed: int
+) -> None:
+    torch.manual_seed(seed)
+    names = ("log_probs", "old_log_probs", "advantages")
+    rows = {name: [torch.randn(one) for one in lengths] for name in names}
+    given_now = {
+        name: torch.nn.utils.rnn.pad_sequence(rows[name], batch_first=True)
+        if wide
+        else [one.clone() for one in rows[name]]
+        for name, wide in zip(names, padded, strict=True)
+    }
+    mask = torch.ones(len(lengths), max(lengths), dtype=torch.uint8)
+    loss = torch.tensor(1.5)
+    records = [SampleRecord(f"s-{row}", one, one, ()) for row, one in enumerate(lengths)]
+    with tempfile.TemporaryDirectory() as folder:
+        recorder = enabled(Lake.create(f"{folder}/lake"))
+        with recorder.step(0, 0):
+            recorder.record_policy_loss(
+                0, records, {"loss": loss}, columns={**given_now, "loss_mask": mask}
+            )
+            for one in (*given_now.values(), mask, loss):
+                for tensor in one if isinstance(one, list) else [one]:
+                    tensor.zero_()
+        recorder.close()
+        lake = Lake.open(f"{folder}/lake")
+        found = lake.sql(f"select {', '.join(names)}, loss_mask from steps order by row").arrow()
+        value = lake.sql("select value from outputs where field = 'loss'").arrow()
+    for name in names:
+        assert found[name].to_pylist() == [one.tolist() for one in rows[name]]
+    assert found["loss_mask"].to_pylist() == [[1] * one for one in lengths]
+    assert value["value"].to_pylist() == [1.5]
