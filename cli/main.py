@@ -36,6 +36,10 @@ VERBS = {
         "trajreplay.cli.validate",
         "Check that a lake, or a file of another tool, is whole, without arithmetic.",
     ),
+    "snapshot": (
+        "trajreplay.cli.snapshot",
+        "Fold the manifest's entries into a few files, which readers open instead of one each.",
+    ),
     "replay": (
         "trajreplay.cli.replay",
         "Recompute every stage from reward to loss and name the first one that differs.",

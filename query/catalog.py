@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from trajreplay.query.snapshots import Snapshot
 from trajreplay.schema.attempt import AttemptRecord, load_attempt
 from trajreplay.schema.canonical import MAX_BYTES
 from trajreplay.schema.entry import Entry
@@ -60,18 +61,21 @@ class Catalog:
     """
 
     store: Store
+    snapshot: Snapshot
     keys: tuple[CaptureKey, ...]
     attempt_names: tuple[tuple[str, int], ...] = ()
     problems: tuple[DatasetError, ...] = ()
     _records: dict[tuple[str, int], AttemptRecord] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def open(cls, store: Store, *, strict: bool = True) -> Catalog:
+    def open(cls, store: Store, *, strict: bool = True, snapshots: bool = True) -> Catalog:
         """List the manifest once.
 
         Args:
             store: The lake.
             strict: Whether to raise the first problem of the listing rather than keep it.
+            snapshots: Whether entries are taken from the newest snapshot, where it holds them,
+                rather than each from its own file.
 
         Raises:
             DatasetError: A file in the manifest is misnamed, a link or a special file.
@@ -82,7 +86,9 @@ class Catalog:
         attempts = sorted(_parsed(_names(store, ATTEMPTS, problems), run_of_attempt, problems))
         if strict and problems:
             raise problems[0]
-        return cls(store, tuple(keys), tuple(attempts), tuple(problems))
+        # Read after the listing: what was listed is in this snapshot, or a file of its own.
+        snapshot = Snapshot.newest(store) if snapshots else Snapshot(store)
+        return cls(store, snapshot, tuple(keys), tuple(attempts), tuple(problems))
 
     def entry(self, key: CaptureKey) -> Entry:
         """The entry of a key, its bytes verified.
@@ -92,11 +98,19 @@ class Catalog:
         """
         return self._load(key)
 
+    def entry_bytes(self, key: CaptureKey) -> bytes:
+        """The bytes of the entry of a key, not verified.
+
+        Raises:
+            DatasetError: They cannot be read.
+        """
+        found = self.snapshot.find(key)
+        return self.store.read(entry_path(key), MAX_BYTES) if found is None else found
+
     @cached_property
     def _load(self) -> Callable[[CaptureKey], Entry]:
         def load(key: CaptureKey) -> Entry:
-            path = entry_path(key)
-            return load_entry(self.store.read(path, MAX_BYTES), path)
+            return load_entry(self.entry_bytes(key), entry_path(key))
 
         return lru_cache(maxsize=_KEPT_ENTRIES)(load)
 

@@ -16,6 +16,7 @@ from trajreplay.query.key_columns import KnownKeys
 from trajreplay.query.lineage import Lineage, lineages
 from trajreplay.query.scanning import ahead
 from trajreplay.query.validate_files import check_file, duplicate_samples
+from trajreplay.query.validate_snapshots import snapshot_findings
 from trajreplay.query.validate_tables import route_findings, table_findings
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.entry_codec import decode_all
@@ -42,7 +43,7 @@ def validate(
         progress: Called with the captures done and all of them.
     """
     report = ValidationReport()
-    catalog = Catalog.open(store, strict=False)
+    catalog = Catalog.open(store, strict=False, snapshots=False)
     for problem in catalog.problems:
         report.raised("manifest", None, problem)
     shown = _lineages(catalog, report)
@@ -63,6 +64,7 @@ def validate(
         _noted(one, report, named)
     report.captures = len(catalog.keys)
     if not catalog.problems:
+        report.findings += snapshot_findings(catalog)
         _check_strays(store, report, named)
     return report
 

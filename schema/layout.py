@@ -13,6 +13,7 @@ LAKE_FILE = "lake.json"
 ENTRIES = "_manifest/entries"
 ATTEMPTS = "_manifest/attempts"
 SNAPSHOTS = "_manifest/snapshots"
+SEGMENTS = f"{SNAPSHOTS}/segments"
 DATA_ROOT = "data"
 TEMPORARY = "_tmp"
 _NONE = "-"
@@ -58,6 +59,32 @@ def data_path(key: CaptureKey, table: str) -> str:
 def attempt_path(run_id: str, attempt: int) -> str:
     """Path of the record of an attempt."""
     return f"{ATTEMPTS}/run_id={quoted(run_id)}/{attempt}.json"
+
+
+def root_path(number: int) -> str:
+    """Path of the root of a snapshot."""
+    return f"{SNAPSHOTS}/{number}.json"
+
+
+def segment_path() -> str:
+    """A new path for a segment of snapshots; never the same twice."""
+    return f"{SEGMENTS}/{uuid.uuid4()}.parquet"
+
+
+def number_of_root(path: str) -> int:
+    """The number of the snapshot whose root a path is.
+
+    Raises:
+        DatasetError: The path is not one that `root_path` makes.
+    """
+    name = path.removeprefix(SNAPSHOTS + "/").removesuffix(".json")
+    if not name.isdecimal() or root_path(int(name)) != path:
+        raise DatasetError(
+            f"{path}: no snapshot has this name, expected {SNAPSHOTS}/NUMBER.json",
+            hint="Move the file out of the manifest.",
+            path=path,
+        )
+    return int(name)
 
 
 def key_of_entry(path: str) -> CaptureKey:

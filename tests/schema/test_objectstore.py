@@ -90,6 +90,26 @@ def test_a_lake_in_a_bucket_is_captured_queried_validated_and_replayed(address: 
     assert lake.replay("rollout_id = 3").verdict == "pass"
 
 
+def test_a_snapshot_in_a_bucket_spares_the_fetching_of_entries(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake.create(address)
+    _capture(lake)
+    before = lake.info()
+    assert lake.snapshot().number == 1
+    fetched: list[str] = []
+    read = ObjectStore.read
+
+    def noted(store: ObjectStore, path: str, limit_bytes: int) -> bytes:
+        fetched.append(path)
+        return read(store, path, limit_bytes)
+
+    monkeypatch.setattr(ObjectStore, "read", noted)
+    assert Lake.open(address).info().equals(before)
+    assert not [path for path in fetched if path.startswith("_manifest/entries")]
+    assert lake.validate().ok
+
+
 def test_a_divergence_in_a_bucket_is_found(address: str) -> None:
     lake = Lake.create(address)
     _capture(lake, reward=1.5)
