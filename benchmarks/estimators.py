@@ -27,9 +27,10 @@ from trajreplay.query import Catalog, Selection, select
 from trajreplay.schema.entry import Output
 from trajreplay.schema.lakefile import open_lake
 from trajreplay.schema.settings import PROFILES, Settings, with_changes
-from trajreplay.stages.advantages import compare_kl, estimated
+from trajreplay.stages.advantages import estimated
 from trajreplay.stages.block import Block
 from trajreplay.stages.cohort import LoadedCohort
+from trajreplay.stages.kl import compare_kl
 from trajreplay.stages.rewards import Processed, raw_rewards
 from trajreplay.stages.sample_losses import SampleLosses
 from trajreplay.stages.whole import WholeCohorts

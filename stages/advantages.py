@@ -1,4 +1,4 @@
-"""The stages advantage.kl and advantage.estimate of a block."""
+"""The stage advantage.estimate of a block."""
 
 from __future__ import annotations
 
@@ -10,85 +10,22 @@ from torch import Tensor
 from trajreplay.schema.errors import StageError
 from trajreplay.stages.block import Block
 from trajreplay.stages.capability import LOG_PROB_SOURCES, is_plain, message_faults
-from trajreplay.stages.compare import Compared, compare_elements
+from trajreplay.stages.compare import Active, Compared, compare_elements
 from trajreplay.stages.compose import (
+    SHARE,
     AdvantageInputs,
     Estimate,
     LossInputs,
     estimate_advantages,
     evaluation_slack,
-    kl_tokens,
+    kept_tokens,
+    moved_bounds,
     rollout_weights,
 )
-from trajreplay.stages.kernels import approx_kl_error, half_ulp
+from trajreplay.stages.kernels import half_ulp
 from trajreplay.stages.rewards import warn_of_batch_rewards
 
 LAST_FAULT = 2  # the largest number that message_faults has a meaning for
-
-
-def replay_advantage_kl(block: Block) -> None:
-    """Recompute the KL of policy against reference token by token."""
-    inputs, recomputed, compared = compare_kl(block)
-    if compared.disagree is not None:
-        recorded = block.packed.tokens("kl")
-        block.chained["kl"] = torch.where(compared.disagree, recomputed, recorded)
-    block.record("advantage.kl", compared.looks, inputs=inputs, outputs=("kl",), noun="tokens")
-
-
-def compare_kl(block: Block) -> tuple[tuple[str, ...], Tensor, Compared]:
-    """The columns that the KL is made of, the KL of each token, and how the recorded ones compare.
-
-    Returns:
-        Names, (N,) float64, and the comparison.
-    """
-    settings, kernel = block.settings.kl, block.kernel("advantage.kl")
-    dtype = block.dtypes.get("kl", "float32")
-    if settings.coef == 0 and kernel is None:
-        inputs: tuple[str, ...] = ()
-        recomputed = torch.zeros_like(block.packed.tokens("kl"))
-
-        def slack(tokens: Tensor) -> Tensor:
-            return torch.zeros(len(tokens)).double()
-
-        def in_float32() -> Tensor:
-            return recomputed
-    else:
-        inputs = (LOG_PROB_SOURCES[settings.policy_source], "ref_log_probs")
-        policy, reference = (block.packed.tokens(name) for name in inputs)
-        if kernel is None:
-            recomputed = kl_tokens(settings, policy, reference)
-        else:
-            recomputed = kernel.kl(block.settings, policy, reference)
-
-        def in_float32() -> Tensor:
-            if kernel is not None:
-                return kernel.kl(block.settings, policy.float(), reference.float())
-            return kl_tokens(settings, policy.float(), reference.float())
-
-        def slack(tokens: Tensor) -> Tensor:
-            mine, theirs = policy[tokens], reference[tokens]
-            rounding = half_ulp(recomputed[tokens], dtype)
-            if kernel is not None:
-                return rounding + evaluation_slack(recomputed, in_float32())[tokens]
-            if is_plain("advantage.kl", block.settings):
-                estimator = "k3" if settings.estimator == "low_var_kl" else settings.estimator
-                return rounding + approx_kl_error(
-                    mine, theirs, estimator=estimator, value_clamp=settings.value_clamp
-                )
-            rounded = kl_tokens(settings, mine.float(), theirs.float())
-            return rounding + evaluation_slack(recomputed[tokens], rounded)
-
-    compared = compare_elements(
-        block.packed.tokens("kl"),
-        recomputed,
-        block.packed.token_bounds,
-        block.tolerance("advantage.kl", "kl"),
-        slack=slack,
-        describe=lambda one, old, new: block.token_divergence("kl", one, old, new),
-        active=block.active,
-        exact=block.as_recorded("kl", in_float32()) if block.exact else None,
-    )
-    return inputs, recomputed, compared
 
 
 def replay_advantage_estimate(block: Block) -> None:
@@ -122,9 +59,19 @@ def replay_advantage_estimate(block: Block) -> None:
 
 
 def estimated(
-    block: Block, replaced: dict[str, Tensor], dtype: torch.dtype = torch.float64
+    block: Block,
+    replaced: dict[str, Tensor],
+    dtype: torch.dtype = torch.float64,
+    against: float = 0.0,
 ) -> dict[str, Tensor]:
-    """Advantages and returns, some inputs replaced, in the arithmetic of a dtype."""
+    """Advantages and returns, some inputs replaced, in the arithmetic of a dtype.
+
+    Args:
+        block: The cohorts.
+        replaced: Columns to read instead of the recorded ones.
+        dtype: The dtype.
+        against: How far the bounds that reject tokens are moved.
+    """
     settings, packed = block.settings.advantage, block.packed
     reads = block.cohorts[0].abilities["advantage.estimate"].reads
 
@@ -150,7 +97,7 @@ def estimated(
     found = estimate_advantages(
         settings,
         AdvantageInputs(
-            packed.mask,
+            _counted(block, replaced, against),
             packed.offsets,
             reward=asked("reward"),
             whitened_with=_shared(block),
@@ -167,9 +114,41 @@ def estimated(
             bootstrap=_bootstrap(block, asked("last_value")),
             faults=faults,
             overrides=message_faults(block.settings),
+            trained=packed.mask,
         ),
     )
     return found._asdict()
+
+
+def _counted(block: Block, replaced: dict[str, Tensor], against: float) -> Tensor:
+    """(N,) bool. The trained tokens that count: all, or those that the loss does not reject."""
+    packed, loss = block.packed, block.settings.loss
+    if block.settings.advantage.counts == "trained":
+        return packed.mask
+    names = ("old_log_probs", "rollout_log_probs")
+    columns = {one: replaced.get(one, packed.tokens(one)) for one in names}
+    given = LossInputs(
+        columns,
+        packed.mask,
+        packed.offsets,
+        packed.micro_batches if loss.m2_threshold is not None else None,
+        packed.cohorts,
+    )
+    if against:
+        loss = moved_bounds(loss, 0.0, against, longest=int(packed.lengths.max()))
+    kept = kept_tokens(loss, given)
+    return packed.mask if kept is None else kept
+
+
+def _active(block: Block, replaced: dict[str, Tensor]) -> Active | None:
+    """The tokens at which advantages are compared: of some that are rejected nothing is used."""
+    if block.settings.advantage.counts == "trained":
+        return block.active
+    kept = block.packed.mask
+    for against in (0.0, SHARE, -SHARE):
+        kept = kept & _counted(block, replaced, against)
+    trained = [int(kept[start:stop].sum()) for start, stop in block.spans("loss_mask")]
+    return Active((~kept).nonzero().squeeze(1), trained)
 
 
 def _bootstrap(block: Block, last: Tensor | None) -> Tensor | None:
@@ -222,7 +201,12 @@ def compare_estimates(
         plain = is_plain("advantage.estimate", block.settings)
         if plain and block.kernel("advantage.estimate") is None:  # values are copied
             return rounding
-        return rounding + evaluation_slack(recomputed, in_float32())[tokens]
+        slack = evaluation_slack(recomputed, in_float32())
+        if block.settings.advantage.counts == "kept":  # where rounding decides, either is right
+            for against in (SHARE, -SHARE):
+                moved = estimated(block, replaced, against=against)[name]
+                slack = slack + (moved - recomputed).abs()
+        return rounding + slack[tokens]
 
     return compare_elements(
         block.packed.tokens(name),
@@ -231,7 +215,7 @@ def compare_estimates(
         block.tolerance("advantage.estimate", name),
         slack=slack,
         describe=lambda one, old, new: block.token_divergence(name, one, old, new),
-        active=block.active,
+        active=_active(block, replaced),
         exact=block.as_recorded(name, in_float32()) if block.exact else None,
     )
 

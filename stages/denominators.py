@@ -68,10 +68,12 @@ class Denominators:
         settings, tokens = self._settings, self._tokens
         if settings.aggregation == "token-mean":
             return tokens.clamp(min=1.0) if settings.token_count == "at-least-one" else tokens
-        if settings.aggregation == "seq-mean-token-mean" and settings.denominator_rows == "all":
+        if settings.denominator_rows == "all":
             return torch.ones_like(tokens)
-        with_tokens = settings.denominator_rows == "with-tokens"
-        return (tokens > 0.0).double() if with_tokens else torch.ones_like(tokens)
+        left = tokens > 0.0
+        if settings.denominator_rows == "kept":
+            left |= self._trained == 0.0
+        return left.double()
 
     def count(self, samples: Tensor) -> float:
         """How many samples, tokens or trajectories packed samples are."""

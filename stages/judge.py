@@ -14,10 +14,11 @@ from trajreplay.schema.contracts import STAGE_NAMES
 from trajreplay.schema.errors import TrajReplayError
 from trajreplay.schema.policy import Comparison
 from trajreplay.schema.store import Store
-from trajreplay.stages.advantages import replay_advantage_estimate, replay_advantage_kl
+from trajreplay.stages.advantages import replay_advantage_estimate
 from trajreplay.stages.block import Block
 from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.contract_checks import check_contracts, check_routes
+from trajreplay.stages.kl import replay_advantage_kl
 from trajreplay.stages.loading import Task, load_cohort
 from trajreplay.stages.losses import replay_loss_policy, replay_loss_value
 from trajreplay.stages.plugins import Plugin

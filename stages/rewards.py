@@ -9,11 +9,12 @@ from torch import Tensor
 
 from trajreplay.schema.settings import RewardSettings
 from trajreplay.stages.block import Block
-from trajreplay.stages.capability import is_plain
+from trajreplay.stages.capability import LOG_PROB_SOURCES, is_plain
 from trajreplay.stages.compare import Compared, Look, compare_elements
 from trajreplay.stages.compose import (
     RewardInputs,
     evaluation_slack,
+    kl_tokens,
     processed_rewards,
     summed_tokens,
 )
@@ -23,6 +24,7 @@ from trajreplay.stages.kernels import (
     group_rewards,
     group_rewards_error,
     half_ulp,
+    kl_penalised_rewards,
     segment_sum,
 )
 from trajreplay.stages.outputs import echoed_looks
@@ -36,7 +38,7 @@ CENTRED = 1e-3
 
 def replay_reward_post_process(block: Block) -> None:
     """Recompute the processed rewards from the raw ones, group by group."""
-    settings = block.settings.reward
+    settings, reads = block.settings.reward, block.cohorts[0].abilities[_STAGE].reads
     raw = raw_rewards(block)
     isolated = Processed(block, raw)
     compared = isolated.compare()
@@ -62,6 +64,7 @@ def replay_reward_post_process(block: Block) -> None:
         _STAGE,
         looks,
         chained,
+        inputs=tuple(one for one in reads if block.per_token(one)),
         outputs=("reward",),
         after=_RAW if scored else "",
         replaced=("raw_reward",) if chained is not None else (),
@@ -159,7 +162,7 @@ def _processed(block: Block, raw: Tensor) -> Tensor:
         groups = _inputs(block).group
         return kernel.rewards(block.settings, raw, groups, block.packed.lengths)
     if not is_plain(_STAGE, block.settings):
-        return processed_rewards(settings, raw, _inputs(block))
+        return processed_rewards(settings, raw, _inputs(block, raw.dtype))
     if settings.grouping == "none":
         return raw
     return group_rewards(
@@ -189,7 +192,8 @@ def _error(block: Block, raw: Tensor, recomputed: Tensor) -> Tensor:
     )
 
 
-def _inputs(block: Block) -> RewardInputs:
+def _inputs(block: Block, dtype: torch.dtype = torch.float64) -> RewardInputs:
+    """What rewards of a block are processed with; a KL is computed in a dtype."""
     packed, settings = block.packed, block.settings.reward
     by_grouping = {
         "group": lambda: packed.groups,
@@ -214,13 +218,23 @@ def _inputs(block: Block) -> RewardInputs:
         prompt=packed.groups if by_prompt else None,
         totals=packed.scalars("total_length") if "input" in settings.costs else None,
         turns=packed.scalars("turns") if "turns" in settings.costs else None,
+        penalty=_penalty(block, dtype) if settings.less_kl and own else None,
     )
+
+
+def _penalty(block: Block, dtype: torch.dtype) -> Tensor:
+    """(S,) What each sample pays for the KL of its trained tokens."""
+    packed, kl = block.packed, block.settings.kl
+    pair = (LOG_PROB_SOURCES[kl.policy_source], "ref_log_probs")
+    tokens = kl_tokens(kl, *(packed.tokens(name).to(dtype) for name in pair))
+    free = torch.zeros(len(packed.lengths), dtype=dtype)
+    return -kl_penalised_rewards(free, tokens, packed.mask, packed.offsets, kl_coef=kl.coef)
 
 
 def _divides_groups(settings: RewardSettings) -> bool:
     """Whether rewards of one number a sample are divided by the deviation of their group."""
     plain = (settings.grouping, settings.unit, settings.rule) == ("group", "sample", "normalise")
-    return plain and settings.divide_by_std and not settings.weights
+    return plain and settings.divide_by_std and not settings.weights and not settings.less_kl
 
 
 def _warn_of_constant_groups(block: Block, raw: Tensor, looks: list[Look]) -> None:

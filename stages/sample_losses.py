@@ -24,6 +24,7 @@ from trajreplay.stages.compose import (
     plain_terms,
     policy_terms,
     value_terms,
+    value_tokens,
 )
 from trajreplay.stages.coverage import POLICY
 from trajreplay.stages.denominators import Denominators
@@ -120,8 +121,15 @@ class SampleLosses:
         elif self._kernel is not None:
             terms = self._kernel.losses(self._all, columns, self._mask, self._offsets)
         else:
-            terms = value_terms(moved_value_bounds(self._value, share), columns)
+            return self._value_terms(columns, share, against)
         return PolicyTerms(terms, self._mask, self._mask)
+
+    def _value_terms(self, columns: dict[str, Tensor], share: float, against: float) -> PolicyTerms:
+        terms = value_terms(moved_value_bounds(self._value, share), columns)
+        given = LossInputs(columns, self._mask, self._offsets, self._micro_batches, self._cohorts)
+        loss = self._moved(0.0, against)
+        tokens = value_tokens(replace(self._all, value=self._value, loss=loss), given)
+        return PolicyTerms(terms, tokens, tokens)
 
     def _moved(self, share: float, against: float) -> LossSettings:
         if not share and not against:

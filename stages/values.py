@@ -10,9 +10,10 @@ from torch import Tensor
 
 from trajreplay.schema.errors import StageError
 from trajreplay.schema.policy import Tolerance
-from trajreplay.stages.advantages import compare_estimates, compare_kl, estimated
+from trajreplay.stages.advantages import compare_estimates, estimated
 from trajreplay.stages.block import Block
 from trajreplay.stages.compare import Compared, compare_scalar
+from trajreplay.stages.kl import compare_kl
 from trajreplay.stages.losses import sample_scalars, summed_scalars
 from trajreplay.stages.outputs import is_stated, recorded_outputs
 from trajreplay.stages.report import Divergence

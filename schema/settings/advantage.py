@@ -56,11 +56,14 @@ class AdvantageSettings:
         masking: How returns and GAE pass masked tokens: `through` them as any other, `reset` to 0
             at each (verl's REINFORCE++), `carry` past them, or `multiply`, whose rewards and
             values count as 0, as with `remax` and `otb` they always do.
-        reward_at: The token that gets the reward of the sample: the `last` of the response, or the
-            `last-unmasked`.
+        reward_at: The token that gets the reward of the sample: the `last` of the response; the
+            `last-unmasked`; or `after-last-unmasked`, the next one where there is one (TRL's PPO,
+            whose critic has a value past the end).
         kl_in_reward: Whether -kl.coef times the KL of each token is part of its reward; where it
             is, `reinforce++-baseline` pays it too.
         kl_masked: Whether masked tokens pay no KL; with the GAE of slime and Relax they do.
+        counts: Which tokens returns and statistics are of: the `trained` ones, or those of them
+            that the loss `kept` (verl, which rejects before it estimates).
         otb_zero_tail: Whether the one longest sample of a group has no baseline beyond the second.
         otb_positions: Whether the positions at which samples share a baseline count `all` tokens
             of a response, or the `trained` ones alone (verl's tir_optimal_token_baseline).
@@ -95,9 +98,10 @@ class AdvantageSettings:
     lam_returns: float | None = number(None)
     bootstrap: str = name("none", "last", "truncated")
     masking: str = name("through", "reset", "carry", "multiply")
-    reward_at: str = name("last", "last-unmasked")
+    reward_at: str = name("last", "last-unmasked", "after-last-unmasked")
     kl_in_reward: bool = flag(False)
     kl_masked: bool = flag(True)
+    counts: str = name("trained", "kept")
     otb_zero_tail: bool = flag(True)
     otb_positions: str = name("all", "trained")
     otb_weights: str = name("none", "correction")

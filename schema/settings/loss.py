@@ -23,7 +23,7 @@ CORRECTIONS = (
 CRITERIA = tuple(
     f"{level}-{metric}"
     for level in ("token", "sum", "mean", "max")
-    for metric in ("ratio", "k1", "k2", "k3")
+    for metric in ("ratio", "factor", "k1", "k2", "k3")
 )
 
 
@@ -90,6 +90,8 @@ class LossSettings:
             of its sample is outside. In `vespo` the weight of a sample takes them in.
         correction_bounds: Its bounds; infinite for none.
         correction_log_clamp: Bounds of the logarithm of a weight (verl, MIS: -20 and 20).
+        undefined_weight: What a weight against the sampler becomes that float32 does not hold, in
+            the correction and of the KL against the rollout: 0 in NeMo-RL; None leaves it.
         correction_norm: Whether weights are divided by their mean: `none`, that over the trained
             `token`s, or over the mean of each `sequence`.
         correction_norm_over: Whose mean: of the `cohort` (verl), or the `micro-batch`.
@@ -97,7 +99,9 @@ class LossSettings:
             for no bound; a token that is outside one of these drops out of every term. The ratio of
             each token, `token-ratio`, or that of the `sum-ratio`, `mean-ratio` or `max-ratio` of
             the logarithms over its sample; and so `token-k1`, `sum-k1`, `mean-k1`, `max-k1`,
-            `token-k2`, `sum-k2`, `mean-k2`, `max-k2`, `token-k3`, `sum-k3`, `mean-k3`, `max-k3`.
+            `token-k2`, `sum-k2`, `mean-k2`, `max-k2`, `token-k3`, `sum-k3`, `mean-k3`, `max-k3`. A
+            factor is a ratio or its inverse, the one that is at least 1: `token-factor`,
+            `sum-factor`, `max-factor` and `mean-factor` (NeMo-RL's seq_logprob_error_threshold).
         rejection_reverse: Whether it is rollout against train (verl, whose k1 bounds are
             logarithms).
         rejection_log_clamp: Bounds of the log ratio of a token that is judged.
@@ -127,8 +131,8 @@ class LossSettings:
         micro_batch_weight: What each of these counts: `equal`, by its `rows`, or its `tokens`.
         token_count: What a mean over tokens divides by: the `trained` ones, or of each sample
             `at-least-one` (slime).
-        denominator_rows: Samples that count in a mean over samples: `all`, or those
-            `with-tokens`.
+        denominator_rows: Samples that count in a mean over samples: `all`; those `with-tokens`; or
+            `kept`, all but those of which every trained token was rejected (NeMo-RL).
         constant_norm: What `constant-norm` divides by.
         constant_norm_by_rows: Whether also by the samples (verl 0.9, TRL).
     """
@@ -178,6 +182,7 @@ class LossSettings:
     correction: str = name("none", *CORRECTIONS)
     correction_bounds: Interval | None = interval(None)
     correction_log_clamp: Interval | None = interval(None)
+    undefined_weight: float | None = number(None)
     correction_norm: str = name("none", "token", "sequence")
     correction_norm_over: str = name("cohort", "micro-batch")
     rejection: Mapping[str, Interval] = intervals(*CRITERIA)
@@ -199,7 +204,7 @@ class LossSettings:
     mean_over: str = name("scope", "micro-batch")
     micro_batch_weight: str = name("equal", "rows", "tokens")
     token_count: str = name("trained", "at-least-one")
-    denominator_rows: str = name("all", "with-tokens")
+    denominator_rows: str = name("all", "with-tokens", "kept")
     constant_norm: float | None = number(None)
     constant_norm_by_rows: bool = flag(False)
 
@@ -225,6 +230,9 @@ class ValueSettings:
             clip.
         factor: Of the squared error: 1 in slime and Relax, 0.5 elsewhere.
         huber_delta: Errors from which on the loss grows linearly; None for squares throughout.
+        counts: Which tokens it is of: the `trained` ones; those of them that the policy loss `kept`
+            (verl, whose rejection changes the mask of both); or those of the whole `response`
+            (TRL's PPO, whose critic has a value past the end).
         counted: What counts as clipped: a `value` that moved further than clip (slime, Relax), or
             a token whose clipped `loss` is the larger.
     """
@@ -232,4 +240,5 @@ class ValueSettings:
     clip: float | None = number(0.2, optional=True)
     factor: float = number(1.0)
     huber_delta: float | None = number(None)
+    counts: str = name("trained", "kept", "response")
     counted: str = name("value", "loss")

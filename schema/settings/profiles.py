@@ -111,6 +111,7 @@ _ALL = (
                 kl_loss_estimator="k3",
                 kl_loss_clamp=_BOTH_TEN,
                 kl_loss_log_ratio_clamp=_BOTH_TWENTY,
+                undefined_weight=0.0,
                 count_epsilon=1e-8,
             ),
             value=ValueSettings(clip=None, factor=0.5, counted="loss"),

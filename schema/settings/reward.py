@@ -40,7 +40,7 @@ class RewardSettings:
         combination: How components become one reward: `sum-then-normalise` the sum, or
             `normalise-then-sum` each within its group (GDPO).
         batch_epsilon: With `normalise-then-sum`, the sum is normalised over the batch with this
-            epsilon; None leaves it as it is.
+            epsilon; None leaves it as it is. With rescale, the epsilon of that.
         rule: How a sample is scored: `normalise`, against the baseline and over the divisor; `gpg`,
             against the mean, times the samples of the batch over those whose reward is not 0; or
             `pass@k`, the best of a group by its lead over the second, and the others 0.
@@ -66,6 +66,11 @@ class RewardSettings:
         missing: A reward, or component, that is NaN: `keep`, and its group is NaN; `exclude` it
             from statistics and sums.
         clip_before: Bounds of the reward before it is centred.
+        less_kl: Whether a sample pays kl.coef times the sum of the KL of its trained tokens, after
+            clip_before and before it is scored (TRL's RLOO).
+        rescale: Whether what was scored is normalised again over the `batch`, by its mean, ddof and
+            batch_epsilon (TRL's RLOO, normalize_advantages); samples that are NaN are left out of
+            it and get 0 where missing rewards are excluded.
         clip_after: Bounds of the result.
         overlong_max_length: Tokens allowed; None for no overlong penalty.
         overlong_counts: Which tokens: of the whole `response`, or the `trained` ones alone.
@@ -105,6 +110,8 @@ class RewardSettings:
     lone: str = name("zero", "keep", "nan")
     missing: str = name("keep", "exclude")
     clip_before: Interval | None = interval(None)
+    less_kl: bool = flag(False)
+    rescale: str = name("none", "batch")
     clip_after: Interval | None = interval(None)
     overlong_max_length: int | None = count(None)
     overlong_counts: str = name("response", "trained")

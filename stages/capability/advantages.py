@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 
 from trajreplay.schema.settings import CORRECTIONS, Settings
 from trajreplay.stages.capability.ability import LOG_PROB_SOURCES, Needs
+from trajreplay.stages.capability.rejections import rejected
 
 # Estimators that sum up rewards as they are, masked ones as 0.
 _OF_PLAIN_RETURNS = ("remax", "otb")
@@ -34,6 +35,8 @@ def advantage_contradictions(settings: Settings) -> Iterator[str]:
         yield from _of_weights(settings)
     if advantage.whiten != "none" and advantage.whiten_ddof not in (0, 1):
         yield f"advantage.whiten_ddof is {advantage.whiten_ddof}; v2 recomputes 0 or 1"
+    if advantage.counts == "kept":
+        yield from rejected("advantage.counts", settings)
     if advantage.kl_in_reward and settings.kl.coef == 0:
         yield "advantage.kl_in_reward is true and kl.coef is 0"
 
@@ -78,7 +81,8 @@ def _of_weights(settings: Settings) -> Iterator[str]:
 def takes_whole(settings: Settings) -> bool:
     """Whether samples of other groups enter the advantages of one."""
     advantage = settings.advantage
-    return advantage.whiten not in ("none", "sample") or advantage.estimator == "otb"
+    by_batch = advantage.counts == "kept" and settings.loss.m2_threshold is not None
+    return advantage.whiten not in ("none", "sample") or advantage.estimator == "otb" or by_batch
 
 
 def advantage_needs(settings: Settings, columns: Collection[str]) -> Needs:
@@ -101,6 +105,9 @@ def advantage_needs(settings: Settings, columns: Collection[str]) -> Needs:
         ("rollout_log_probs", advantage.otb_weights != "none"),
         ("teacher_log_probs", advantage.opd_coef != 0),
         ("message_faults", bool(message_faults(settings))),
+        ("old_log_probs", advantage.counts == "kept"),
+        ("rollout_log_probs", advantage.counts == "kept"),
+        ("micro_batch_id", advantage.counts == "kept" and settings.loss.m2_threshold is not None),
     )
     reads = tuple(dict.fromkeys(name for name, on in asked if on))
     return reads, ("advantages", *(("returns",) if "returns" in columns else ()))

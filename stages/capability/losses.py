@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from math import isfinite, isnan
+from math import isnan
 
 from trajreplay.schema.settings import LossSettings, RewardSettings, Settings
 from trajreplay.stages.capability.ability import LOG_PROB_SOURCES, Needs
+from trajreplay.stages.capability.rejections import (
+    rejected,
+    rejection_contradictions,
+    rejects,
+)
 
 _OF_BATCHES = ("m2po", "kl-cov")
 _OF_SAMPLES = ("gmpo", "vespo")
@@ -50,6 +55,11 @@ def takes_whole(stage: str, loss: LossSettings) -> bool:
     by_others = loss.surrogate in _OF_BATCHES or loss.m2_threshold is not None
     by_others |= normed or loss.nll_coef != 0
     return (stage == "loss.policy" and by_others) or loss.fragments == "shared"
+
+
+def value_takes_whole(settings: Settings) -> bool:
+    """Whether samples of other groups enter the value loss of one by what is kept of them."""
+    return settings.value.counts == "kept" and settings.loss.m2_threshold is not None
 
 
 def loss_contradictions(settings: Settings) -> Iterator[str]:
@@ -134,26 +144,11 @@ def _of_corrections(loss: LossSettings) -> Iterator[str]:
             f"loss.surrogate is 'vespo', which takes weights of tokens, and loss.correction is "
             f"{loss.correction!r}"
         )
-    for name, bounds in loss.rejection.items():
-        if any(map(isnan, bounds)) or not any(map(isfinite, bounds)):
-            yield f"loss.rejection bounds {name} by {bounds}, expected at least one end"
-    if not loss.rejection and (loss.rejection_reverse or loss.rejection_log_clamp is not None):
-        yield "loss.rejection_reverse or loss.rejection_log_clamp is stated and loss.rejection not"
-    for name in ("veto", "m2_threshold"):
-        found = getattr(loss, name)
-        if found is not None and found <= 0:
-            yield f"loss.{name} is {found:g}, expected more than 0"
-    if loss.rejection_denominator == "kept" and not _rejects(loss):
-        yield "loss.rejection_denominator is 'kept' and nothing rejects"
+    yield from rejection_contradictions(loss)
     for name in _INTERVALS:
         found = getattr(loss, name)
         if found is not None and any(map(isnan, found)):
             yield f"loss.{name} is {found}, expected a lower and a higher bound"
-
-
-def _rejects(loss: LossSettings) -> bool:
-    """Whether tokens drop out for how far trainer and sampler disagree about them."""
-    return bool(loss.rejection) or loss.veto is not None or loss.m2_threshold is not None
 
 
 _INTERVALS = (
@@ -193,6 +188,8 @@ def value_contradictions(settings: Settings) -> Iterator[str]:
         found = getattr(settings.value, name)
         if found is not None and found <= 0:
             yield f"value.{name} is {found:g}, expected more than 0"
+    if settings.value.counts == "kept":
+        yield from rejected("value.counts", settings)
     yield from _of_means(settings.loss)
 
 
@@ -203,7 +200,7 @@ def policy_needs(settings: Settings, columns: Collection[str]) -> Needs:
     # On policy the ratio is 1 whatever was stored; REINFORCE has none.
     if loss.ratio != "one" and loss.surrogate != "reinforce":
         reads[LOG_PROB_SOURCES[loss.old_source]] = None
-    if loss.correction != "none" or _rejects(loss):
+    if loss.correction != "none" or rejects(loss):
         reads |= dict.fromkeys(("old_log_probs", "rollout_log_probs"))
     if loss.opsm_delta is not None:
         reads[LOG_PROB_SOURCES[loss.opsm_source]] = None
@@ -239,4 +236,8 @@ def value_needs(settings: Settings, columns: Collection[str]) -> Needs:
     old = ("old_values",) if settings.value.clip is not None else ()
     batch = ("micro_batch_id",) if _over_batches(settings.loss) else ()
     shared = ("trajectory_id",) if settings.loss.fragments == "shared" else ()
-    return ("values", *old, "returns", *batch, *shared), ("value_loss",)
+    kept: tuple[str, ...] = ()
+    if settings.value.counts == "kept":
+        kept = ("old_log_probs", "rollout_log_probs")
+        batch = batch or (("micro_batch_id",) if settings.loss.m2_threshold is not None else ())
+    return ("values", *old, "returns", *batch, *shared, *kept), ("value_loss",)

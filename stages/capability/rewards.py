@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from trajreplay.schema.settings import Settings
-from trajreplay.stages.capability.ability import Needs
+from trajreplay.stages.capability.ability import LOG_PROB_SOURCES, Needs
 
 # What other reward settings may be where a rule, or components, are normalised in their own way.
 _GROUPINGS = ("group", "batch", "consumer-batch", "stride", "agent")
@@ -30,12 +30,15 @@ _WITH_PARTS: dict[str, tuple[object, ...]] = {
     "bias": (0.0,),
     "factor": (1.0,),
     "costs": ({},),
+    "less_kl": (False,),
+    "rescale": ("none",),
 }
 # What a baseline that belongs to no group goes with.
 _WITH_KEPT: dict[str, tuple[object, ...]] = {
     "grouping": ("none",),
     "divide_by_std": (False,),
     "unit": ("sample", "trajectory"),
+    "rescale": ("none",),
 }
 
 
@@ -79,8 +82,33 @@ def _of_rules(settings: Settings) -> Iterator[str]:
                 f"{len(reward.weights)} components, expected two or more"
             )
         yield from _beside(settings, "reward.combination is 'normalise-then-sum'", _WITH_PARTS)
+    yield from _of_trl(settings)
     if reward.batch_epsilon is not None and reward.batch_epsilon < 0:
         yield f"reward.batch_epsilon is {reward.batch_epsilon:g}, expected 0 or more"
+
+
+def _of_trl(settings: Settings) -> Iterator[str]:
+    """What a KL within the reward and a second normalisation do not go with."""
+    reward, kl = settings.reward, settings.kl
+    if reward.less_kl:
+        if kl.coef == 0:
+            yield "reward.less_kl is true and kl.coef is 0"
+        if settings.advantage.kl_in_reward:
+            yield "reward.less_kl and advantage.kl_in_reward are true, which pays the KL twice"
+        if reward.unit == "step":
+            yield "reward.less_kl is true and reward.unit is 'step'"
+        for name, known in (("policy_source", tuple(LOG_PROB_SOURCES)), ("estimator", _KL)):
+            if getattr(kl, name) not in known:
+                expected = ", ".join(map(repr, known))
+                yield f"kl.{name} is {getattr(kl, name)!r}; v2 recomputes {expected}"
+    if reward.rescale != "none":
+        if reward.batch_epsilon is None:
+            yield "reward.rescale is 'batch' and reward.batch_epsilon is not stated"
+        if reward.grouping == "none":
+            yield "reward.rescale is 'batch' and reward.grouping is 'none'"
+
+
+_KL = ("k1", "k2", "k3", "low_var_kl", "abs")
 
 
 def _of_members(settings: Settings) -> Iterator[str]:
@@ -132,6 +160,7 @@ def takes_whole(settings: Settings) -> bool:
     by_batch = reward.grouping not in ("group", "agent", "none")
     by_batch |= reward.std_grouping == "batch"
     by_batch |= reward.combination == "normalise-then-sum" or reward.rule == "gpg"
+    by_batch |= reward.rescale != "none"
     return by_batch or reward.unit != "sample"
 
 
@@ -152,6 +181,8 @@ def reward_needs(settings: Settings, columns: Collection[str]) -> Needs:
         ("agent_id", reward.grouping == "agent"),
         ("episode_id", bool(reward.episode_agents)),
         ("turns", "turns" in reward.costs),
+        (LOG_PROB_SOURCES.get(settings.kl.policy_source, ""), reward.less_kl),
+        ("ref_log_probs", reward.less_kl),
     )
     return (*reads, *(name for name, on in asked if on)), ("reward",)
 

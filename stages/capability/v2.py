@@ -50,6 +50,7 @@ def ability(
         return Ability("unsupported", reason)
     reads, writes = _NEEDS[stage](settings, columns) if stage in _NEEDS else ((), ())
     whole = stage.startswith("loss.") and losses.takes_whole(stage, settings.loss)
+    whole |= stage == "loss.value" and losses.value_takes_whole(settings)
     whole |= stage == "reward.post_process" and rewards.takes_whole(settings)
     whole |= stage == "advantage.estimate" and advantages.takes_whole(settings)
     return Ability("recompute", "", reads, writes, whole)

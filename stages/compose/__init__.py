@@ -8,8 +8,13 @@ from trajreplay.stages.compose.advantages import (
 )
 from trajreplay.stages.compose.bounded import plain_errors, plain_terms
 from trajreplay.stages.compose.bounds import SHARE, moved_bounds, moved_value_bounds
-from trajreplay.stages.compose.corrections import rollout_weights
-from trajreplay.stages.compose.losses import PolicyTerms, policy_terms, value_terms
+from trajreplay.stages.compose.corrections import kept_tokens, rollout_weights
+from trajreplay.stages.compose.losses import (
+    PolicyTerms,
+    policy_terms,
+    value_terms,
+    value_tokens,
+)
 from trajreplay.stages.compose.rewards import (
     RewardInputs,
     processed_rewards,
@@ -28,6 +33,7 @@ __all__ = [
     "RewardInputs",
     "estimate_advantages",
     "evaluation_slack",
+    "kept_tokens",
     "kl_tokens",
     "moved_bounds",
     "moved_value_bounds",
@@ -39,4 +45,5 @@ __all__ = [
     "summed_components",
     "summed_tokens",
     "value_terms",
+    "value_tokens",
 ]

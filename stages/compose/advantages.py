@@ -50,7 +50,7 @@ class AdvantageInputs:
     """What advantages are made of; what no setting asks for is None.
 
     Args:
-        mask: (N,) bool. Trainable tokens.
+        mask: (N,) bool. Tokens that count: the trainable ones, or those of them that are kept.
         offsets: (S+1,) int64. Where the tokens of each sample begin.
         reward: (S,) float. Processed rewards.
         whitened_with: (N,) int64. Which tokens share statistics.
@@ -67,6 +67,7 @@ class AdvantageInputs:
         bootstrap: (S,) float. The critic's value past the last token, 0 where it is not taken.
         faults: (N,) integer. What is wrong with the message of each token.
         overrides: What its tokens get, by the number of the fault.
+        trained: (N,) bool. All trainable tokens, where fewer count.
     """
 
     mask: Tensor
@@ -86,6 +87,7 @@ class AdvantageInputs:
     bootstrap: Tensor | None = None
     faults: Tensor | None = None
     overrides: Mapping[int, float] = field(default_factory=dict)
+    trained: Tensor | None = None
 
 
 class Estimate(NamedTuple):
@@ -192,7 +194,7 @@ def _token_rewards(settings: AdvantageSettings, given: AdvantageInputs) -> Tenso
     assert of_samples is not None
     rewards = token_rewards(
         of_samples,
-        given.mask,
+        given.mask if given.trained is None else given.trained,
         given.offsets,
         reward_at=settings.reward_at,
         kl=given.kl,

@@ -67,6 +67,7 @@ def _weights(settings: LossSettings, given: LossInputs, level: str) -> Tensor:
         level=level,
         clamp=settings.correction_log_clamp,
         epsilon=settings.count_epsilon,
+        undefined=settings.undefined_weight,
     )
 
 

@@ -16,11 +16,21 @@ from trajreplay.stages.compose.advantages import (
     estimate_advantages,
     kl_tokens,
 )
-from trajreplay.stages.compose.corrections import rollout_weights
-from trajreplay.stages.compose.losses import PolicyTerms, policy_terms, value_terms
+from trajreplay.stages.compose.corrections import kept_tokens, rollout_weights
+from trajreplay.stages.compose.losses import (
+    PolicyTerms,
+    policy_terms,
+    value_terms,
+    value_tokens,
+)
 from trajreplay.stages.compose.rewards import RewardInputs, processed_rewards, summed_tokens
 from trajreplay.stages.compose.surrogates import LossInputs
-from trajreplay.stages.kernels import proximal_log_probs, segment_sum, seq_mean_token_mean
+from trajreplay.stages.kernels import (
+    kl_penalised_rewards,
+    proximal_log_probs,
+    segment_sum,
+    seq_mean_token_mean,
+)
 
 # Five samples: a group of four and, among them, a lone one whose reward is large; the third is
 # truncated, and all are of one micro-batch.
@@ -107,8 +117,21 @@ def _reward(settings: Settings) -> Tensor:
         prompt=torch.tensor(_GROUPS),
         totals=torch.tensor(_TOTALS).double(),
         turns=torch.tensor(_TURNS).double(),
+        penalty=_penalty(settings),
     )
     return processed_rewards(settings.reward, components if count else raw, given).abs().sum()
+
+
+def _penalty(settings: Settings) -> Tensor:
+    free, mask = torch.zeros(len(_REWARDS)).double(), torch.tensor(_MASK)
+    coef = settings.kl.coef
+    return -kl_penalised_rewards(free, _kl_tokens(settings), mask, _offsets(), kl_coef=coef)
+
+
+def _kept(settings: Settings) -> Tensor:
+    mask = torch.tensor(_MASK) != 0
+    kept = kept_tokens(settings.loss, LossInputs(_columns(), mask, _offsets()))
+    return mask if kept is None else kept
 
 
 def _kl_tokens(settings: Settings) -> Tensor:
@@ -126,7 +149,7 @@ def _advantage(settings: Settings) -> Tensor:
     if settings.advantage.otb_weights == "correction":
         weights = rollout_weights(settings.loss, LossInputs(columns, mask, _offsets()))
     given = AdvantageInputs(
-        mask,
+        _kept(settings) if settings.advantage.counts == "kept" else mask,
         _offsets(),
         reward=torch.tensor(_REWARDS).double(),
         whitened_with=torch.zeros(len(_MASK), dtype=torch.int64),
@@ -145,6 +168,7 @@ def _advantage(settings: Settings) -> Tensor:
         ),
         faults=torch.tensor(_FAULTS),
         overrides=message_faults(settings),
+        trained=mask,
     )
     return estimate_advantages(settings.advantage, given).advantages[mask].abs().sum()
 
@@ -173,7 +197,9 @@ def _nll(summed: Tensor) -> Tensor:
 
 
 def _value(settings: Settings) -> Tensor:
-    return _aggregated(settings, value_terms(settings.value, _columns())["value_loss"])
+    terms, mask = value_terms(settings.value, _columns()), torch.tensor(_MASK) != 0
+    counted = value_tokens(settings, LossInputs(_columns(), mask, _offsets()))
+    return _aggregated(settings, terms["value_loss"], PolicyTerms(terms, counted, counted))
 
 
 def _aggregated(settings: Settings, tokens: Tensor, found: PolicyTerms | None = None) -> Tensor:

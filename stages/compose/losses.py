@@ -9,10 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trajreplay.schema import LossSettings, ValueSettings
+from trajreplay.schema import LossSettings, Settings, ValueSettings
 from trajreplay.stages.capability import LOG_PROB_SOURCES
 from trajreplay.stages.compose.corrections import kept_tokens, rollout_weights
 from trajreplay.stages.compose.surrogates import LossInputs, scored_tokens
+from trajreplay.stages.kernels.correction import importance_weights
 from trajreplay.stages.kernels.kl_loss import weighted_kl
 from trajreplay.stages.kernels.off_policy import off_policy_keep
 from trajreplay.stages.kernels.ratio import log_ratio
@@ -61,20 +62,25 @@ def policy_terms(settings: LossSettings, given: LossInputs) -> PolicyTerms:
     if weights is not None and settings.surrogate != "vespo":
         terms["pg_loss"] = terms["pg_loss"] * weights
     if settings.kl_loss_coef:
-        terms["kl_loss"] = _kl_loss(settings, columns, scored.ratio)
+        terms["kl_loss"] = _kl_loss(settings, given, scored.ratio)
     if "entropy" in columns:
         terms["entropy_loss"] = columns["entropy"]
     return PolicyTerms(terms, summed, given.mask)
 
 
-def _kl_loss(settings: LossSettings, columns: Mapping[str, Tensor], ratio: Tensor | None) -> Tensor:
-    weights = None
+def _kl_loss(settings: LossSettings, given: LossInputs, ratio: Tensor | None) -> Tensor:
+    columns, weights = given.columns, None
     if settings.kl_loss_weighted and settings.kl_loss_weight == "ratio":
         assert ratio is not None  # the capability matrix asks for a ratio
         weights = ratio.exp()
     elif settings.kl_loss_weighted:
         other = columns[LOG_PROB_SOURCES[settings.kl_loss_weight]]
-        weights = log_ratio(columns["log_probs"], other).exp()
+        weights = importance_weights(
+            log_ratio(columns["log_probs"], other),
+            given.mask,
+            given.offsets,
+            undefined=settings.undefined_weight if settings.kl_loss_weight == "rollout" else None,
+        )
     estimator = settings.kl_loss_estimator
     return weighted_kl(
         columns["log_probs"],
@@ -84,6 +90,19 @@ def _kl_loss(settings: LossSettings, columns: Mapping[str, Tensor], ratio: Tenso
         value_clamp=settings.kl_loss_clamp,
         log_ratio_clamp=settings.kl_loss_log_ratio_clamp,
     )
+
+
+def value_tokens(settings: Settings, given: LossInputs) -> Tensor:
+    """(N,) bool. The tokens that a value loss is of.
+
+    Args:
+        settings: The arithmetic in force.
+        given: The inputs of its policy loss, where that decides which are kept.
+    """
+    if settings.value.counts == "response":
+        return torch.ones_like(given.mask)
+    kept = kept_tokens(settings.loss, given) if settings.value.counts == "kept" else None
+    return given.mask if kept is None else kept
 
 
 def value_terms(settings: ValueSettings, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -12,13 +12,9 @@ from trajreplay.schema import RewardSettings, StageError
 from trajreplay.stages.kernels.components import decoupled_rewards, summed_rewards
 from trajreplay.stages.kernels.estimators import gpg_rewards, pass_at_k_rewards
 from trajreplay.stages.kernels.normalise import normalise_rewards
+from trajreplay.stages.kernels.penalties import cost_penalised_rewards
 from trajreplay.stages.kernels.segments import scatter_sum, segment_sum
-from trajreplay.stages.kernels.shaping import (
-    cost_penalised_rewards,
-    overlong_penalty,
-    scale_rewards,
-    truncation_rewards,
-)
+from trajreplay.stages.kernels.shaping import overlong_penalty, scale_rewards, truncation_rewards
 from trajreplay.stages.kernels.step_returns import step_returns
 
 
@@ -39,6 +35,7 @@ class RewardInputs:
         prompt: (S,) int64. Which samples are of one prompt; None where that is `group`.
         totals: (S,) int64. Prompt and response tokens; None where no setting asks.
         turns: (S,) float. Turns of the model; None where no setting asks.
+        penalty: (S,) float. What each pays for its KL; None where no setting asks.
     """
 
     group: Tensor
@@ -53,6 +50,7 @@ class RewardInputs:
     prompt: Tensor | None = None
     totals: Tensor | None = None
     turns: Tensor | None = None
+    penalty: Tensor | None = None
 
 
 def summed_components(settings: RewardSettings, components: Tensor) -> Tensor:
@@ -84,6 +82,9 @@ def processed_rewards(settings: RewardSettings, raw: Tensor, given: RewardInputs
     rewards = _shaped(settings, rewards, given)
     if settings.clip_before is not None:
         rewards = rewards.clamp(*settings.clip_before)
+    if settings.less_kl:
+        assert given.penalty is not None  # the capability matrix asks for it
+        rewards = rewards - given.penalty.to(rewards.dtype)
     if settings.unit == "step" and given.trajectory is not None and given.step is not None:
         _numbered_trajectories(given.group, given.trajectory)
         rewards = step_returns(rewards, given.trajectory, given.step, gamma=settings.step_gamma)
@@ -94,7 +95,7 @@ def processed_rewards(settings: RewardSettings, raw: Tensor, given: RewardInputs
         assert given.kept is not None  # the capability matrix asks for them
         rewards = rewards - given.kept.to(rewards.dtype)
     elif settings.grouping != "none":
-        rewards = _scored(settings, rewards, given)
+        rewards = _rescaled(settings, rewards, _scored(settings, rewards, given), given.batch)
     return rewards if settings.clip_after is None else rewards.clamp(*settings.clip_after)
 
 
@@ -147,6 +148,23 @@ def _scored(settings: RewardSettings, rewards: Tensor, given: RewardInputs) -> T
     )
 
 
+def _rescaled(settings: RewardSettings, raw: Tensor, scored: Tensor, batch: Tensor) -> Tensor:
+    """What was scored, normalised again over its batch where the settings say so."""
+    if settings.rescale == "none":
+        return scored
+    assert settings.batch_epsilon is not None  # the capability matrix asks for it
+    if settings.missing == "exclude":  # what has no score is no 0 among the others
+        scored = torch.where(raw.isnan(), torch.nan, scored)
+    return normalise_rewards(
+        scored,
+        batch,
+        divisor="std",
+        ddof=settings.ddof,
+        epsilon=settings.batch_epsilon,
+        missing=settings.missing,
+    )
+
+
 def _by_trajectory(
     settings: RewardSettings, raw: Tensor, given: RewardInputs, trajectory: Tensor
 ) -> Tensor:
@@ -175,6 +193,7 @@ def _by_trajectory(
         prompt=None if given.prompt is None else given.prompt[first],
         totals=None if given.totals is None else scatter_sum(given.totals.double(), member, count),
         turns=None if given.turns is None else scatter_sum(given.turns, member, count),
+        penalty=None if given.penalty is None else scatter_sum(given.penalty, member, count),
     )
     return processed_rewards(settings, raw[first], one)[member]
 

@@ -115,7 +115,9 @@ def _constant_groups(given: Columns) -> Iterator[Finding]:
     """Groups whose raw rewards are all equal, and whose rewards are not 0."""
     reward = given.settings.reward
     centred = reward.baseline in ("mean", "leave-one-out") and reward.grouping == "group"
-    if not centred or reward.weights or not given.has("group_id", "raw_reward", "reward"):
+    # A KL of its own, or the spread of the batch, tells samples of equal raw rewards apart.
+    apart = bool(reward.weights) or reward.less_kl or reward.rescale != "none"
+    if not centred or apart or not given.has("group_id", "raw_reward", "reward"):
         return
     raw, used, groups = given.scalars("raw_reward"), given.scalars("reward"), given.groups
     if not np.isfinite(raw).all():

@@ -43,6 +43,7 @@ from trajreplay.stages.kernels.masked import sample_values
 from trajreplay.stages.kernels.normalise import normalise_rewards
 from trajreplay.stages.kernels.off_policy import OffPolicyKeep, off_policy_keep, proximal_log_probs
 from trajreplay.stages.kernels.optimal_baseline import optimal_token_advantages
+from trajreplay.stages.kernels.penalties import cost_penalised_rewards, kl_penalised_rewards
 from trajreplay.stages.kernels.policy import PpoClip, PpoClipError, ppo_clip, ppo_clip_error
 from trajreplay.stages.kernels.precision import UNIT_ROUNDOFF, accumulation_factor, half_ulp
 from trajreplay.stages.kernels.ratio import log_ratio, sequence_log_ratio
@@ -66,7 +67,6 @@ from trajreplay.stages.kernels.segments import (
 )
 from trajreplay.stages.kernels.shaping import (
     clip_rewards,
-    cost_penalised_rewards,
     overlong_penalty,
     scale_rewards,
     truncation_rewards,
@@ -122,6 +122,7 @@ __all__ = [
     "importance_weights",
     "kl_cov_loss",
     "kl_penalised_advantages",
+    "kl_penalised_rewards",
     "length_adaptive_lambda",
     "log_ratio",
     "m2po_keep",

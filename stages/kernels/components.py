@@ -43,7 +43,7 @@ def summed_rewards(components: Tensor, weights: Tensor, *, missing: str = "keep"
     weighted = components.double() * weights.double()
     if missing == "keep":
         return in_dtype_of(components, weighted.sum(1))
-    return in_dtype_of(components, _sum_of_known(weighted, components.isnan()))
+    return in_dtype_of(components, _sum_of_known(weighted, components))
 
 
 def decoupled_rewards(
@@ -89,7 +89,8 @@ def decoupled_rewards(
         Sums run in float64. TRL's normalize_then_sum has 1e-4 twice and excludes. NeMo-RL's GDPO is
         leave-one-out twice with 1e-6, and a batch epsilon of 0, where a std of 0 divides nothing.
         verl whitens the sum over tokens: no batch epsilon here, and `whiten` after it. A sample
-        with no component scores 0 where missing ones are excluded.
+        with no component scores 0 where missing ones are excluded. There a component that scores
+        NaN, since it is alone in its group, adds nothing to the sum, as in TRL.
 
     Source:
         Liu et al. 2026, GDPO, arXiv:2601.05242.
@@ -127,7 +128,7 @@ def decoupled_rewards(
     weighted = scored.reshape(samples, count) * weights.double()
     total = weighted.sum(1)
     if missing == "exclude":
-        total = _sum_of_known(weighted, components.isnan())
+        total = _sum_of_known(weighted, components)
     if batch_epsilon is None:
         return in_dtype_of(components, total.nan_to_num(0.0) if missing == "exclude" else total)
     batches = torch.zeros_like(member) if batch_index is None else batch_index
@@ -137,7 +138,8 @@ def decoupled_rewards(
     return in_dtype_of(components, whole)
 
 
-def _sum_of_known(weighted: Tensor, unknown: Tensor) -> Tensor:
-    """Sum the known components of each sample; NaN where none is."""
-    total = weighted.masked_fill(unknown, 0.0).sum(1)
-    return total.masked_fill(unknown.all(1) & (unknown.shape[1] > 0), torch.nan)
+def _sum_of_known(weighted: Tensor, components: Tensor) -> Tensor:
+    """Sum what is a number of each sample; NaN where a sample has no component."""
+    total = weighted.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf).sum(1)
+    unknown = components.isnan().all(1) & (components.shape[1] > 0)
+    return total.masked_fill(unknown, torch.nan)

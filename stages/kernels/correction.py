@@ -50,7 +50,7 @@ def importance_weights(
         level: `token`, `sequence` or `geometric`.
         clamp: Lowest and highest exponent, after the sum or mean; infinite for none. Nat.
         epsilon: What is added to the count of a geometric mean; 0 divides by at least 1. Token.
-        undefined: What a weight that is not finite becomes; None leaves it. Dimensionless.
+        undefined: What a weight that float32 does not hold becomes; None leaves it. Dimensionless.
 
     Returns:
         (N,) in the dtype of `log_weights`, masked tokens too. Dimensionless.
@@ -61,9 +61,10 @@ def importance_weights(
 
     Conventions:
         verl and slime's MIS clamp the exponent to -20 and 20; slime's TIS, TRL, NeMo-RL, OpenRLHF
-        and AReaL do not. NeMo-RL makes weights that are not finite 0. AReaL's decoupled PPO
-        puts the proximal in the place of the old policy, and has no weight at all without its
-        rejection sampling. Sums run in float64. A sample without trained tokens has weight 1.
+        and AReaL do not. NeMo-RL makes weights that are not finite, in its float32, 0. AReaL's
+        decoupled PPO puts the proximal in the place of the old policy, and has no weight at all
+        without its rejection sampling. Sums run in float64. A sample without trained tokens has
+        weight 1.
 
     Source:
         Yao et al. 2025, Your efficient RL framework secretly brings you off-policy RL training,
@@ -79,7 +80,7 @@ def importance_weights(
     weights = (exponents if clamp is None else exponents.clamp(*clamp)).exp()
     if undefined is None:
         return weights
-    return torch.where(torch.isfinite(weights), weights, undefined)
+    return torch.where(torch.isfinite(weights.float()), weights, undefined)
 
 
 def bound_weights(

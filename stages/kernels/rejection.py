@@ -11,7 +11,7 @@ from trajreplay.stages.kernels.masked import STATISTICS, masked_sum, sample_valu
 from trajreplay.stages.kernels.options import check_option, check_positive, check_range
 from trajreplay.stages.kernels.segments import check_shapes
 
-METRICS = ("ratio", *ESTIMATORS)
+METRICS = ("ratio", "factor", *ESTIMATORS)
 
 
 class DivergenceKeep(NamedTuple):
@@ -38,12 +38,13 @@ def divergence_keep(
 
         keep = low <= c <= high      d = old - rollout, or rollout - old if reverse
         k1, k2, k3: c = statistic_t(k(d_t))      ratio: c = exp(statistic_t(d_t))
+        factor: c = statistic_t(exp(|d_t|))
 
     Args:
         log_weights: (N,) float. `old_log_probs - rollout_log_probs`. Nat.
         mask: (N,) bool, integer or float. Not 0 where a token counts.
         offsets: (S+1,) int64. Where each sample begins, and N.
-        metric: `ratio`, or an estimator `k1`, `k2` or `k3` as of `approx_kl`.
+        metric: `ratio`, `factor`, or an estimator `k1`, `k2` or `k3` as of `approx_kl`.
         statistic: `token`, or the `sum`, `mean` or `max` over the trained tokens of a sample.
         low: Lowest value kept; None for none. Unit of the metric.
         high: Highest value kept; None for none. Unit of the metric.
@@ -65,11 +66,13 @@ def divergence_keep(
         high = log 5. Its k2 and k3 have an upper bound only; its means add 1e-8 to the count; of
         several options all must keep a token. AReaL is not reverse, has no clamp and 5 as upper
         bound; its sequence ratio also becomes the weight, and its action `clamp` keeps tokens but
-        bounds their weights: `bound_weights` with this criterion. Both bounds are inside; NaN is
+        bounds their weights: `bound_weights` with this criterion. NeMo-RL keeps samples whose mean
+        factor is at most seq_logprob_error_threshold. Both bounds are inside; NaN is
         outside. verl trains on what is kept and divides by its count, AReaL by the original one.
 
     Source:
-        verl, `compute_rollout_rejection_mask`; AReaL, `apply_rejection_sampling`.
+        verl, `compute_rollout_rejection_mask`; AReaL, `apply_rejection_sampling`; NeMo-RL,
+        `compute_and_apply_seq_logprob_error_masking`.
 
     >>> d = torch.tensor([3.0, 0.4, 0.25]).log()
     >>> bounds = {"low": math.log(0.5), "high": math.log(5.0)}
@@ -84,7 +87,9 @@ def divergence_keep(
     d = -log_weights if reverse else log_weights
     if log_ratio_clamp is not None:
         d = d.clamp(*log_ratio_clamp)
-    if metric != "ratio":
+    if metric == "factor":
+        d = d.abs().exp()
+    elif metric != "ratio":
         d = approx_kl(d, torch.zeros_like(d), estimator=metric)
     criterion = sample_values(d, mask, offsets, statistic=statistic, epsilon=epsilon)
     if metric == "ratio":

@@ -8,7 +8,7 @@ from trajreplay.stages.kernels.options import check_option, in_dtype_of
 from trajreplay.stages.kernels.scans import linear_scan, per_token, sample_of
 from trajreplay.stages.kernels.segments import check_segments, check_shapes
 
-REWARDED_TOKENS = ("last", "last-unmasked")
+REWARDED_TOKENS = ("last", "last-unmasked", "after-last-unmasked")
 UNREWARDED_RULES = ("drop", "raise")
 RETURN_RULES = ("through", "reset", "carry", "multiply")
 
@@ -32,7 +32,8 @@ def token_rewards(
         rewards: (S,) float, R. One reward per sample.
         loss_mask: (N,) bool, integer or float, m. 1 where a token counts.
         offsets: (S+1,) int64. Where each sample begins, and N.
-        reward_at: `last` (token of the response) or `last-unmasked`.
+        reward_at: `last` (token of the response), `last-unmasked` or `after-last-unmasked` (the
+            token behind that, if the response has one).
         unrewarded: What a sample without such a token does with its reward: `drop` or `raise`.
         kl: (N,) float. An estimate of the KL divergence at each token. Nat.
         kl_coef: What it costs. Unit of the reward per nat.
@@ -47,8 +48,9 @@ def token_rewards(
 
     Conventions:
         Runs in float64. slime's REINFORCE++ rewards the last unmasked token and refuses a sample
-        without one; Relax drops its reward. GAE in slime, verl, AReaL and TRL rewards the last
-        token of the response; OpenRLHF the last unmasked. slime's GAE does not mask the KL. A
+        without one; Relax drops its reward. GAE in slime, verl and AReaL rewards the last
+        token of the response; OpenRLHF the last unmasked; TRL's PPO the first token of padding, if
+        there is any: capture that token, too, masked. slime's GAE does not mask the KL. A
         masked KL may be NaN. A coefficient of 0 leaves the KL out, whatever it is.
 
     Source:
@@ -86,6 +88,8 @@ def token_rewards(
             0, sample_of(offsets), torch.where(unmasked, token, -1), "amax"
         )
     found = rewarded >= 0
+    if reward_at == "after-last-unmasked":
+        rewarded = torch.where(found, torch.minimum(rewarded + 1, offsets[1:] - 1), -1)
     if unrewarded == "raise" and not bool(found.all()):
         raise StageError(
             f"{kernel}: {int((~found).sum())} of {found.numel()} samples have no {reward_at} "

@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-from trajreplay.schema import StageError
-from trajreplay.stages.kernels.groups import groups_of
 from trajreplay.stages.kernels.options import check_option, check_positive, check_range, in_dtype_of
 from trajreplay.stages.kernels.segments import check_shapes
 
@@ -170,51 +168,3 @@ def truncation_rewards(
     raw = rewards.double()
     punished = raw * coefficient if rule == "multiply" else torch.full_like(raw, coefficient)
     return in_dtype_of(rewards, torch.where(truncated != 0, punished, raw))
-
-
-def cost_penalised_rewards(
-    rewards: Tensor, costs: Tensor, group_index: Tensor, *, weights: tuple[float, ...]
-) -> Tensor:
-    """Take off each reward a share of its group's mean, the larger the more the sample cost.
-
-        y_i = r_i - mean_g(r) sum_k w_k c_ik / max_g(c_k)      with g the group of i
-
-    Args:
-        rewards: (S,) float. One reward per sample.
-        costs: (S, K) integer or float, 0 or more. Output tokens, input tokens and turns, say.
-        group_index: (S,) int64. The group of each sample, any numbers in any order.
-        weights: w, one a cost. Dimensionless.
-
-    Returns:
-        (S,) in the dtype of `rewards` if that is floating, else float64. Unit of `rewards`.
-
-    Raises:
-        StageError: The inputs differ in length, or there is not one weight a cost.
-
-    Conventions:
-        Sums run in float64. prime-rl weights output tokens by 0.25, input tokens and turns by 0.1
-        each, and centres the result on its group, which is `normalise_rewards` of it. A cost of 0
-        throughout a group takes nothing. NaN reaches its group.
-
-    Source:
-        prime-rl, length_penalty.
-
-    >>> rewards, costs = torch.tensor([1.0, 1.0]), torch.tensor([[10, 1], [20, 1]])
-    >>> cost_penalised_rewards(rewards, costs, torch.tensor([0, 0]), weights=(0.5, 0.25))
-    tensor([0.5000, 0.2500])
-    """
-    kernel = "cost_penalised_rewards"
-    check_shapes(
-        kernel, rewards=(rewards, "S"), costs=(costs, "SK"), group_index=(group_index, "S")
-    )
-    if costs.shape[1] != len(weights):
-        raise StageError(
-            f"{kernel}: {len(weights)} weights for {costs.shape[1]} costs, expected one each",
-            hint="Give a weight of 0 to a cost that does not count.",
-        )
-    raw, groups = rewards.double(), groups_of(group_index)
-    share = torch.zeros_like(raw)
-    for cost, weight in zip(costs.double().unbind(1), weights, strict=True):
-        largest = -groups.least(-cost)[groups.member]
-        share += torch.where(largest == 0.0, 0.0, weight * cost / largest)
-    return in_dtype_of(rewards, raw - groups.mean(raw)[groups.member] * share)

@@ -4,7 +4,7 @@ It shares no code with the kernels: each rule is written from what the framework
 """
 
 from tests.helpers.composed_corrections import Rows, clamped
-from tests.helpers.composed_losses import divergence
+from tests.helpers.composed_losses import estimated_kl
 from tests.helpers.composed_rewards import RewardTrainer
 from tests.helpers.reference_advantages import (
     discounted_returns,
@@ -28,7 +28,10 @@ class ComposedTrainer(RewardTrainer):
         settings = self.settings
         policy = self.column(f"{settings.kl.policy_source}_log_probs")
         kl = [
-            [self._kl(p, r) if settings.kl.coef else 0.0 for p, r in zip(ps, rs, strict=True)]
+            [
+                estimated_kl(settings.kl, p, r) if settings.kl.coef else 0.0
+                for p, r in zip(ps, rs, strict=True)
+            ]
             for ps, rs in zip(policy, self.column("ref_log_probs"), strict=True)
         ]
         self.record("kl", kl)
@@ -49,6 +52,11 @@ class ComposedTrainer(RewardTrainer):
         self.record("advantages", rows)
         self.record("returns", returns)
 
+    @property
+    def estimating(self) -> Rows:
+        """The mask of what returns and statistics are of."""
+        return self.summed if self.settings.advantage.counts == "kept" else self.masks
+
     def _distilled(self, advantages: Rows) -> Rows:
         coef, policy = self.settings.advantage.opd_coef, self.settings.kl.policy_source
         columns = self.column(f"{policy}_log_probs"), self.column("teacher_log_probs")
@@ -67,13 +75,8 @@ class ComposedTrainer(RewardTrainer):
                 found[token] = override
         return found
 
-    def _kl(self, policy: float, reference: float) -> float:
-        settings = self.settings.kl
-        d = clamped(policy - reference, settings.log_ratio_clamp)
-        return clamped(divergence(settings.estimator, d), settings.value_clamp)
-
     def _estimated(self, kl: Rows) -> tuple[Rows, Rows]:
-        settings, masks = self.settings.advantage, self.masks
+        settings, masks = self.settings.advantage, self.estimating
         coef = self.settings.kl.coef if settings.kl_in_reward else 0.0
         rewards = [float(one.reward or 0.0) for one in self.samples]
         by_token = settings.reward_source == "token"
@@ -90,7 +93,7 @@ class ComposedTrainer(RewardTrainer):
             return (own, own) if by_token else (both, both)
         tokens = token_rewards(
             [0.0] * len(rewards) if by_token else rewards,
-            masks,
+            self.masks,
             kl,
             reward_at=settings.reward_at,
             kl_coef=coef,
@@ -125,7 +128,7 @@ class ComposedTrainer(RewardTrainer):
         return gae(
             tokens,
             self.column("old_values"),
-            self.masks,
+            self.estimating,
             gamma=[settings.gamma] * len(lam),
             lam=lam,
             masking=settings.masking,
@@ -136,7 +139,7 @@ class ComposedTrainer(RewardTrainer):
         )
 
     def _less_baseline(self, tokens: Rows) -> tuple[Rows, Rows]:
-        settings, masks = self.settings.advantage, self.masks
+        settings, masks = self.settings.advantage, self.estimating
         ones = [1.0] * len(tokens)
         returns = discounted_returns(tokens, masks, gamma=ones, masking="multiply")
         if settings.estimator == "remax":
@@ -163,7 +166,7 @@ class ComposedTrainer(RewardTrainer):
         return found, returns
 
     def _whitened(self, advantages: Rows) -> Rows:
-        settings, masks = self.settings.advantage, self.masks
+        settings, masks = self.settings.advantage, self.estimating
         sets = {
             "cohort": [0] * len(masks),
             "rank": self.ranks,

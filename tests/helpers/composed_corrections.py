@@ -159,12 +159,24 @@ class LossRows:
         level, action = LEVELS[loss.correction]
         epsilon = loss.count_epsilon
         raw = reference_means.importance_weights(
-            gaps, mask, lengths, level=level, clamp=clamp, epsilon=epsilon
+            gaps,
+            mask,
+            lengths,
+            level=level,
+            clamp=clamp,
+            epsilon=epsilon,
+            undefined=loss.undefined_weight,
         )
         judged = raw
         if loss.correction == "geometric-mask":
             judged = reference_means.importance_weights(
-                gaps, mask, lengths, level="geometric", clamp=clamp, epsilon=epsilon
+                gaps,
+                mask,
+                lengths,
+                level="geometric",
+                clamp=clamp,
+                epsilon=epsilon,
+                undefined=loss.undefined_weight,
             )
         bounded = [
             reference_means.bound_weight(w, c, low=low, high=high, action=action)[0]

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tests.helpers.cohorts import Expected
-from tests.helpers.composed_corrections import clamped
+from tests.helpers.composed_corrections import Rows, clamped
 from tests.helpers.composed_surrogates import SurrogateRows
+from tests.helpers.reference_means import held
+from trajreplay.schema import KlSettings
 
 
 def divergence(estimator: str, d: float) -> float:
@@ -18,6 +20,12 @@ def divergence(estimator: str, d: float) -> float:
     if estimator == "k2":
         return d * d / 2.0
     return abs(d) if estimator == "abs" else math.exp(-d) - 1.0 + d
+
+
+def estimated_kl(settings: KlSettings, policy: float, reference: float) -> float:
+    """The KL of a token, as settings say."""
+    d = clamped(policy - reference, settings.log_ratio_clamp)
+    return clamped(divergence(settings.estimator, d), settings.value_clamp)
 
 
 class LossTrainer(SurrogateRows):
@@ -109,7 +117,10 @@ class LossTrainer(SurrogateRows):
         d = clamped(lp - reference, loss.kl_loss_log_ratio_clamp)
         kl = divergence(loss.kl_loss_estimator, d)
         if loss.kl_loss_weighted:
-            kl *= math.exp(power)
+            weight, undefined = math.exp(power), loss.undefined_weight
+            if undefined is not None and loss.kl_loss_weight == "rollout":
+                weight = held(weight, undefined)
+            kl *= weight
         return clamped(kl, loss.kl_loss_clamp)
 
     def _recorded(
@@ -172,7 +183,7 @@ class LossTrainer(SurrogateRows):
         self, stage: str, name: str, terms: Sequence[Mapping[str, list[float]]], rows: list[int]
     ) -> float:
         loss, policy = self.settings.loss, stage == "loss.policy"
-        summed, counted = (self.summed, self.counted) if policy else (self.masks, self.masks)
+        summed, counted = (self.summed, self.counted) if policy else (self.valued, self.valued)
         sums = [sum(m * x for m, x in zip(summed[r], terms[r][name], strict=True)) for r in rows]
         counts = [sum(counted[r]) for r in rows]
         if loss.aggregation == "seq-mean-token-mean":
@@ -183,6 +194,8 @@ class LossTrainer(SurrogateRows):
         members = [row if loss.fragments == "own" else self._trajectory(row) for row in rows]
         pairs = zip(members, counts, strict=True)
         there = len({one for one, count in pairs if count > 0 or not with_tokens})
+        if loss.denominator_rows == "kept":
+            there = sum(1 for row in rows if any(counted[row]) or not any(self.masks[row]))
         if loss.aggregation == "constant-norm":
             total /= float(loss.constant_norm or 1.0)
             return total / there if loss.constant_norm_by_rows else total
@@ -194,6 +207,14 @@ class LossTrainer(SurrogateRows):
                 (sum(max(count, least) for count in counts) or 1.0) + loss.count_epsilon
             )
         return total / ((there or 1.0) + loss.count_epsilon)
+
+    @property
+    def valued(self) -> Rows:
+        """The mask of the value loss."""
+        counts = self.settings.value.counts
+        if counts == "response":
+            return [[1.0] * one.length for one in self.samples]
+        return self.summed if counts == "kept" else self.masks
 
     def _trajectory(self, row: int) -> tuple[int, str | None]:
         """Whose fragment a sample is: rollouts name their trajectories each for itself."""

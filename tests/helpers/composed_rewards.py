@@ -3,7 +3,7 @@
 import math
 
 from tests.helpers.composed_corrections import clamped, float32
-from tests.helpers.composed_losses import LossTrainer
+from tests.helpers.composed_losses import LossTrainer, estimated_kl
 from tests.helpers.reference_advantages import (
     decoupled_rewards,
     gpg_rewards,
@@ -51,6 +51,8 @@ class RewardTrainer(LossTrainer):
                 total = math.fsum(one.columns["token_rewards"].double().tolist())
                 one.raw_reward = float(float32([total])[0])
         raw = [clamped(self._shaped(one), settings.clip_before) for one in self.samples]
+        if settings.less_kl:
+            raw = [one - self._paid(row) for row, one in enumerate(raw)]
         if settings.unit != "step":
             return raw
         returns = []
@@ -62,6 +64,17 @@ class RewardTrainer(LossTrainer):
                     total += settings.step_gamma**ahead * reward
             returns.append(total)
         return returns
+
+    def _paid(self, row: int) -> float:
+        """What the KL of its trained tokens costs a sample."""
+        kl, own = self.settings.kl, self.samples[row]
+        policy, reference = (
+            self.column(name)[row] for name in (f"{kl.policy_source}_log_probs", "ref_log_probs")
+        )
+        tokens = [
+            estimated_kl(kl, p, r) for p, r, m in zip(policy, reference, own.mask, strict=True) if m
+        ]
+        return kl.coef * math.fsum(tokens)
 
     def _less_costs(self, raw: list[float]) -> list[float]:
         groups, weights = self.groups(), self.settings.reward.costs
@@ -99,7 +112,7 @@ class RewardTrainer(LossTrainer):
             return pass_at_k_rewards(
                 raw, groups, divide_by_std=settings.divide_by_std, epsilon=settings.epsilon
             )
-        return normalise_rewards(
+        scored = normalise_rewards(
             raw,
             groups,
             baseline=settings.baseline,
@@ -116,6 +129,26 @@ class RewardTrainer(LossTrainer):
             ],
             greedy_rewards=[one.greedy_reward or 0.0 for one in self.samples],
         )
+        return scored if settings.rescale == "none" else self._rescaled(raw, scored)
+
+    def _rescaled(self, raw: list[float], scored: list[float]) -> list[float]:
+        settings = self.settings.reward
+        excluded = settings.missing == "exclude"
+        there = [
+            one
+            for one, reward in zip(scored, raw, strict=True)
+            if not excluded or not (math.isnan(reward) or math.isnan(one))
+        ]
+        mean = math.fsum(there) / max(len(there), 1)
+        squares = math.fsum((one - mean) ** 2 for one in there)
+        free = len(there) - settings.ddof
+        std = math.sqrt(squares / free) if free > 0 else math.nan
+        found = []
+        for one, reward in zip(scored, raw, strict=True):
+            left_out = excluded and (math.isnan(reward) or math.isnan(one))
+            score = (one - mean) / (std + (settings.batch_epsilon or 0.0))
+            found.append(0.0 if left_out or free <= 0 else score)
+        return found
 
     def _normalised(self) -> list[float]:
         settings = self.settings.reward

@@ -51,8 +51,9 @@ class SurrogateRows(LossRows):
         ]
         flat: dict[str, list[float]] = {
             name: [x for other in rows for x in self.column(name)[other]]
-            for name in ("log_probs", "old_log_probs", "advantages")
+            for name in ("log_probs", "advantages")
         }
+        behind = [x for other in rows for x in self.behind(loss.old_source)[other]]
         masks = [m for other in rows for m in self.counted[other]]
         trained = [t for t, m in enumerate(masks) if m]
         start = sum(self.samples[other].length for other in rows if other < row)
@@ -68,7 +69,7 @@ class SurrogateRows(LossRows):
                     )
                 ]
             }
-        gaps = [p - o for p, o in zip(flat["log_probs"], flat["old_log_probs"], strict=True)]
+        gaps = [p - o for p, o in zip(flat["log_probs"], behind, strict=True)]
         low, high, _, _ = m2po_bounds(
             gaps,
             flat["advantages"],

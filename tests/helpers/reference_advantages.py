@@ -227,7 +227,11 @@ def decoupled_rewards(
     sums = [
         math.nan
         if unknown[i]
-        else sum(w * column[i] for w, column in zip(weights, scored, strict=True))
+        else sum(
+            w * column[i]
+            for w, column in zip(weights, scored, strict=True)
+            if missing == "keep" or not math.isnan(column[i])
+        )
         for i in range(len(components))
     ]
     if batch_epsilon is None:
@@ -265,7 +269,8 @@ def token_rewards(
                 row[t] = -kl_coef * one
         rewarded = [t for t, m in enumerate(mask) if m or reward_at == "last"]
         if rewarded:
-            row[rewarded[-1]] += reward
+            behind = reward_at == "after-last-unmasked" and rewarded[-1] + 1 < len(mask)
+            row[rewarded[-1] + behind] += reward
         result.append(row)
     return result
 

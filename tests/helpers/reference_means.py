@@ -14,11 +14,18 @@ def importance_weights(
     level: str,
     clamp: tuple[float, float] = (-math.inf, math.inf),
     epsilon: float = 0.0,
+    undefined: float | None = None,
 ) -> list[float]:
     """Weigh every token by its own ratio, or the product or geometric mean of its sample's."""
     statistic = {"token": "token", "sequence": "sum", "geometric": "mean"}[level]
     exponents = statistics(log_weights, mask, lengths, statistic=statistic, epsilon=epsilon)
-    return [exp(clamped(exponent, *clamp)) for exponent in exponents]
+    weights = [exp(clamped(exponent, *clamp)) for exponent in exponents]
+    return weights if undefined is None else [held(weight, undefined) for weight in weights]
+
+
+def held(weight: float, undefined: float) -> float:
+    """A weight, or what it becomes where float32 has no number for it."""
+    return weight if abs(weight) <= 3.4028234663852886e38 else undefined
 
 
 def bound_weight(
@@ -74,7 +81,8 @@ def criterion(
     estimates = []
     for log_weight in log_weights:
         d = clamped(-log_weight if reverse else log_weight, *clamp)
-        known = {"ratio": d, "k1": d, "k2": d * d / 2, "k3": exp(-d) - 1 + d}
+        known = {"ratio": d, "factor": exp(abs(d))}
+        known |= {"k1": d, "k2": d * d / 2, "k3": exp(-d) - 1 + d}
         estimates.append(known[metric])
     found = statistics(estimates, mask, lengths, statistic=statistic, epsilon=epsilon)
     return [exp(value) for value in found] if metric == "ratio" else found

@@ -55,6 +55,10 @@ WHITE = {"advantage.whiten": "cohort"}
 OWN = {"advantage.reward_source": "token"}
 PARTS = {"reward.weights": {"format": 0.5, "answer": 1.0}}
 APART = {**PARTS, "reward.combination": "normalise-then-sum"}
+VERL_RS = {**KEPT, "loss.rejection_denominator": "kept"}
+# TRL's RLOO: the KL within the reward, then leave-one-out, and the batch over its deviation.
+RLOO = {**LEAVE_ONE_OUT, "reward.divide_by_std": False}
+RESCALED = {"reward.rescale": "batch", "reward.batch_epsilon": 1e-4}
 STEPS = {"reward.unit": "step", "reward.n_samples_per_prompt": 2}
 AGENTS = {"reward.grouping": "agent", "reward.n_samples_per_prompt": None}
 
@@ -125,6 +129,28 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
         REWARD,
     ),
     "gdpo of groups alone": (APART, REWARD),
+    "kl within the reward": ({**RLOO, "reward.less_kl": True}, REWARD),
+    "kl within a divided reward": ({"reward.less_kl": True, "kl.estimator": "k3"}, REWARD),
+    "kl of the sampler within the reward": (
+        {"reward.less_kl": True, "kl.policy_source": "rollout", "reward.clip_before": (0.2, 0.9)},
+        REWARD,
+    ),
+    "rescaled over the batch": ({**RLOO, **RESCALED}, REWARD),
+    "rloo of trl": (
+        {
+            **RLOO,
+            **RESCALED,
+            **PARTS,
+            "reward.less_kl": True,
+            "reward.missing": "exclude",
+            "reward.lone": "nan",
+        },
+        SCORE,
+    ),
+    "gdpo whose lone components are nan": (
+        {**APART, "reward.missing": "exclude", "reward.lone": "nan", "reward.batch_epsilon": 1e-4},
+        REWARD,
+    ),
     "steps": (STEPS, REWARD),
     "steps discounted": ({**STEPS, "reward.step_gamma": 0.5}, REWARD),
     "k2": ({"kl.estimator": "k2"}, KL),
@@ -134,6 +160,35 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "reinforce++ reset": ({**RETURNS, "advantage.masking": "reset"}, ESTIMATE),
     "reinforce++ carry": ({**RETURNS, "advantage.masking": "carry"}, ESTIMATE),
     "reinforce++ at unmasked": ({**RETURNS, "advantage.reward_at": "last-unmasked"}, ESTIMATE),
+    "reinforce++ after unmasked": (
+        {**RETURNS, "advantage.reward_at": "after-last-unmasked"},
+        ESTIMATE,
+    ),
+    "gae of trl": (
+        {
+            **GAE,
+            **WHITE,
+            "advantage.reward_at": "after-last-unmasked",
+            "advantage.kl_in_reward": True,
+            "value.counts": "response",
+        },
+        ESTIMATE,
+    ),
+    "reinforce++ of kept tokens": (
+        {
+            **RETURNS,
+            **VERL_RS,
+            **WHITE,
+            "advantage.whiten_short": "keep",
+            "advantage.masking": "carry",
+            "advantage.counts": "kept",
+        },
+        ESTIMATE,
+    ),
+    "gae of kept tokens": (
+        {**GAE, **VERL_RS, "advantage.masking": "carry", "advantage.counts": "kept"},
+        ESTIMATE,
+    ),
     "reinforce++ with kl": ({**RETURNS, "advantage.kl_in_reward": True}, ESTIMATE),
     "reinforce++ baseline": (
         {"advantage.estimator": "reinforce++-baseline", "advantage.kl_in_reward": True},
@@ -292,6 +347,16 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
         },
         POLICY,
     ),
+    "samples by their mean factor": (
+        {
+            "loss.rejection": {"mean-factor": (-math.inf, 1.03)},
+            "loss.rejection_denominator": "kept",
+            "loss.denominator_rows": "kept",
+            **MEAN,
+        },
+        POLICY,
+    ),
+    "tokens by their factor": ({"loss.rejection": {"max-factor": (-math.inf, 1.04)}}, POLICY),
     "mis with veto": ({**KEPT, **RAW, "loss.veto": 0.95}, POLICY),
     "veto": ({"loss.veto": 0.98}, POLICY),
     "weights of samples beside rejected tokens": (
@@ -373,6 +438,8 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "value unclipped": ({"value.clip": None}, VALUE),
     "value halved": ({"value.factor": 0.5}, VALUE),
     "value huber": ({"value.huber_delta": 0.1}, VALUE),
+    "value of kept tokens": ({**VERL_RS, "value.counts": "kept"}, POLICY),
+    "value of the whole response": ({"value.counts": "response"}, VALUE),
     "value clipped by loss": ({"value.counted": "loss"}, VALUE),
 }
 
@@ -470,6 +537,106 @@ def test_what_another_setting_made_is_found_at_its_stage(lake: Lake, name: str) 
         assert "kl_loss" in found.message
     else:
         assert cohort.first_divergent_stage == stage
+
+
+# What both have, and what one of them has besides: the first stage that shows it.
+CLIPPED = {**GAE, "advantage.masking": "carry", **VERL_RS}
+BESIDE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "the kl of a reward": ({**RLOO}, {"reward.less_kl": True}, REWARD),
+    "a second normalisation": ({**RLOO, "reward.less_kl": True}, RESCALED, REWARD),
+    "who is alone in it": (
+        {**RLOO, **RESCALED, "reward.missing": "exclude"},
+        {"reward.clip_before": (0.2, 0.9)},
+        REWARD,
+    ),
+    "the token of a reward": (
+        {**RETURNS, "advantage.reward_at": "last-unmasked"},
+        {"advantage.reward_at": "after-last-unmasked"},
+        ESTIMATE,
+    ),
+    "what an advantage counts": (CLIPPED | WHITE, {"advantage.counts": "kept"}, ESTIMATE),
+    "what a value loss counts": (CLIPPED, {"value.counts": "kept"}, VALUE),
+    "the tokens that are masked of a value loss": (CLIPPED, {"value.counts": "response"}, VALUE),
+    "the samples that are masked": (
+        {
+            "loss.rejection": {"mean-factor": (-math.inf, 1.03)},
+            "loss.rejection_denominator": "kept",
+            **MEAN,
+        },
+        {"loss.denominator_rows": "kept"},
+        POLICY,
+    ),
+}
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", BESIDE)
+def test_one_setting_beside_others_is_found_at_its_stage(
+    lake: Lake, tmp_path: Path, name: str, seed: int
+) -> None:
+    base, changes, stage = BESIDE[name]
+    plain = with_changes(PLAIN, base)
+    changed = with_changes(plain, changes)
+    for number, (made, told) in enumerate([(plain, changed), (changed, plain)]):
+        other = Lake.create(tmp_path / f"{number}")
+        _record(other, _shares(seed), made, told)
+        cohort = _replayed(other)
+        assert cohort.first_divergent_stage == stage, (made, told, cohort.to_json())
+    _record(lake, _shares(seed), changed, changed)
+    assert _replayed(lake).verdict in ("pass", "precision")
+
+
+@pytest.mark.parametrize("correction", ["tis", "sequence-tis"])
+def test_a_weight_that_float32_does_not_hold_becomes_what_is_stated(
+    tmp_path: Path, correction: str
+) -> None:
+    changes = {"loss.correction": correction, "loss.correction_bounds": (0.0, 5.0)}
+    told = with_changes(PLAIN, {**changes, "loss.undefined_weight": 0.0})
+    verdicts = []
+    for number, undefined in enumerate([0.0, None]):
+        made = with_changes(PLAIN, {**changes, "loss.undefined_weight": undefined})
+        shares = _shares()
+        shares[0][0].columns["rollout_log_probs"][0] = -120.0
+        lake = Lake.create(tmp_path / f"{number}")
+        _record(lake, shares, made, told)
+        verdicts.append(the_stage(_replayed(lake), POLICY).verdict)
+    assert verdicts[0] in ("pass", "precision")
+    assert verdicts[1] == "diverged"
+
+
+@pytest.mark.parametrize(
+    ("changes", "stage", "named"),
+    [
+        ({"reward.less_kl": True, "kl.coef": 0.0}, REWARD, "kl.coef is 0"),
+        (
+            {**RETURNS, "reward.less_kl": True, "advantage.kl_in_reward": True},
+            REWARD,
+            "pays the KL twice",
+        ),
+        ({**STEPS, "reward.less_kl": True}, REWARD, "reward.unit is 'step'"),
+        ({**APART, "reward.less_kl": True}, REWARD, "reward.less_kl is True"),
+        ({**APART, **RESCALED}, REWARD, "reward.rescale is 'batch'"),
+        ({"reward.rescale": "batch"}, REWARD, "reward.batch_epsilon is not stated"),
+        ({**RESCALED, "reward.grouping": "none"}, REWARD, "reward.grouping is 'none'"),
+        ({"reward.rescale": "group", "reward.batch_epsilon": 0.0}, REWARD, "'group'"),
+        ({"advantage.counts": "kept"}, ESTIMATE, "the loss rejects nothing"),
+        ({"value.counts": "kept", **KEPT}, VALUE, "rejection_denominator is 'original'"),
+        (
+            {"value.counts": "kept", **VERL_RS, "loss.proximal": "interpolated"},
+            VALUE,
+            "loss.proximal is not 'recorded'",
+        ),
+        ({"loss.denominator_rows": "kept", **KEPT, **MEAN}, POLICY, "denominator_rows are 'kept'"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused_by_name(
+    lake: Lake, changes: dict[str, Any], stage: str, named: str
+) -> None:
+    _record(lake, _shares(), PLAIN, with_changes(PLAIN, changes))
+    cohort = _replayed(lake)
+    found = the_stage(cohort, stage)
+    assert (found.verdict, found.compared) == ("refused", 0)
+    assert named in found.message, found.message
 
 
 @pytest.mark.parametrize("name", PROFILES)

@@ -48,6 +48,7 @@ def test_sums_equal_a_loop(rows: list[tuple[float, ...]], missing: str) -> None:
     ),
     st.sampled_from([None, 1e-4]),
     MISSING,
+    st.sampled_from(["zero", "keep", "nan"]),
 )
 def test_decoupled_rewards_equal_a_loop(
     rows: list[tuple[float, ...]],
@@ -55,6 +56,7 @@ def test_decoupled_rewards_equal_a_loop(
     form: dict[str, str],
     batch_epsilon: float | None,
     missing: str,
+    lone: str,
 ) -> None:
     rows = with_gaps(rows) if missing == "exclude" else rows
     groups = groups[: len(rows)]
@@ -63,6 +65,7 @@ def test_decoupled_rewards_equal_a_loop(
         "batch_epsilon": batch_epsilon,
         "missing": missing,
         "epsilon": 1e-4,
+        "lone": lone,
         **form,
     }
     scored = decoupled_rewards(
@@ -73,7 +76,21 @@ def test_decoupled_rewards_equal_a_loop(
         **options,
     )
     expected = references.decoupled_rewards(rows, WEIGHTS, groups, batch_index=batches, **options)
-    assert scored.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-9)
+    assert scored.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-9, nan_ok=True)
+
+
+def test_a_component_alone_in_its_group_adds_nothing_where_missing_ones_are_excluded() -> None:
+    components = torch.tensor([[1.0, 5.0], [3.0, torch.nan], [torch.nan, torch.nan]])
+    scored = decoupled_rewards(
+        components,
+        torch.ones(2),
+        torch.zeros(3),
+        batch_epsilon=None,
+        divisor="none",
+        lone="nan",
+        missing="exclude",
+    )
+    assert scored.tolist() == [-1.0, 1.0, 0.0]
 
 
 @given(COMPONENTS)

@@ -41,6 +41,26 @@ def test_the_weights_equal_a_loop(
     assert found.tolist() == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.parametrize("level", LEVELS)
+@given(
+    rows=packed(max_samples=4, max_tokens=9),
+    pool=pools(st.sampled_from([math.inf, -math.inf, math.nan, 88.0, 89.0, 1.0]), size=15),
+    undefined=st.sampled_from([0.0, 1.0]),
+)
+def test_weights_that_float32_does_not_hold_become_what_is_asked(
+    level: str, rows: Packed, pool: list[float], undefined: float
+) -> None:
+    log_weights = rows.tensor(pool)
+    found = importance_weights(
+        log_weights, rows.mask, rows.offsets, level=level, undefined=undefined
+    )
+    expected = reference_means.importance_weights(
+        log_weights.tolist(), rows.loss_mask, rows.lengths, level=level, undefined=undefined
+    )
+    assert found.tolist() == pytest.approx(expected, rel=1e-9)
+    assert bool((found.float().isfinite()).all())
+
+
 @pytest.mark.parametrize("action", ACTIONS)
 @given(
     tokens=st.lists(st.tuples(float32s(0.0, 5.0), float32s(0.0, 5.0)), max_size=15),

@@ -108,7 +108,7 @@ def test_the_dtype_is_kept_and_inputs_are_not_changed(dtype: torch.dtype) -> Non
 
 def test_bad_arguments_are_refused() -> None:
     one, offsets = torch.ones(1), torch.tensor([0, 1])
-    with pytest.raises(StageError, match="no metric 'abs', expected one of ratio, k1, k2, k3"):
+    with pytest.raises(StageError, match="no metric 'abs', expected one of ratio, factor, k1"):
         divergence_keep(one, one, offsets, metric="abs", high=1.0)
     with pytest.raises(StageError, match="no statistic 'seq', expected one of token, sum"):
         divergence_keep(one, one, offsets, statistic="seq", high=1.0)

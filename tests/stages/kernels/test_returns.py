@@ -14,10 +14,11 @@ from trajreplay.schema import StageError
 from trajreplay.stages.kernels import (
     discounted_returns,
     kl_penalised_advantages,
+    kl_penalised_rewards,
     remax_advantages,
     token_rewards,
 )
-from trajreplay.stages.kernels.returns import RETURN_RULES
+from trajreplay.stages.kernels.returns import RETURN_RULES, REWARDED_TOKENS
 
 ROWS = packed(max_samples=6, max_tokens=12)
 VALUES = pools(float32s(-10.0, 10.0), size=16)
@@ -34,7 +35,7 @@ def per_sample(rows: Packed, pool: list[float]) -> list[float]:
     ROWS,
     VALUES,
     VALUES,
-    st.sampled_from(["last", "last-unmasked"]),
+    st.sampled_from(REWARDED_TOKENS),
     st.sampled_from([0.0, 0.1, -1.0]),
     st.booleans(),
 )
@@ -58,6 +59,40 @@ def test_token_rewards_equal_a_loop(
         **options,
     )
     assert placed.tolist() == pytest.approx(flat(expected), rel=1e-12, abs=1e-12)
+
+
+def test_the_token_after_the_last_unmasked_gets_the_reward_if_there_is_one() -> None:
+    mask, offsets = torch.tensor([1, 0, 0, 1, 0, 1, 0]), torch.tensor([0, 3, 6, 7])
+    placed = token_rewards(
+        torch.tensor([1.0, 2.0, 4.0]), mask, offsets, reward_at="after-last-unmasked"
+    )
+    assert placed.tolist() == [0.0, 1.0, 0.0, 0.0, 0.0, 2.0, 0.0]
+
+
+@given(ROWS, VALUES, VALUES, st.sampled_from([0.0, 0.1, -1.0]), OTHERS)
+def test_rewards_less_their_kl_equal_a_loop(
+    rows: Packed, pool: list[float], divergences: list[float], kl_coef: float, other: float
+) -> None:
+    rewards, kl = per_sample(rows, pool), rows.tensor(divergences)
+    expected = [
+        reward - kl_coef * math.fsum(m * one for m, one in zip(mask, its, strict=True))
+        for reward, mask, its in zip(
+            rewards,
+            rows_of(rows.loss_mask, rows.lengths),
+            rows_of(kl.tolist(), rows.lengths),
+            strict=True,
+        )
+    ]
+    masked = torch.where(rows.mask != 0, kl, other)
+    for given_kl in (kl, masked):
+        paid = kl_penalised_rewards(
+            torch.tensor(rewards, dtype=torch.float64),
+            given_kl,
+            rows.mask,
+            rows.offsets,
+            kl_coef=kl_coef,
+        )
+        assert paid.tolist() == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
 @given(ROWS, VALUES, FACTORS, st.sampled_from(RETURN_RULES), st.booleans())
