@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from tests.oracles.frameworks import Verl
 from tests.oracles.padded import Batch, assert_rounded, batches
@@ -43,7 +42,7 @@ def settings_of(option: str, changes: dict[str, Any]) -> Settings:
     return with_changes(profile("verl").settings, {**loss, **changes})
 
 
-def rejected(verl: Verl, batch: Batch, option: str) -> Tensor:
+def rejected(verl: Verl, batch: Batch, option: str) -> Any:
     """The mask that verl gives to everything that comes after."""
     kept(batch, option)  # away from its bounds
     mask, _ = verl.correction.compute_rollout_rejection_mask(
