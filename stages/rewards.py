@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from trajreplay.schema.settings import RewardSettings
+from trajreplay.schema.settings import KlSettings, RewardSettings, Settings
 from trajreplay.stages.block import Block
 from trajreplay.stages.capability import LOG_PROB_SOURCES, is_plain
 from trajreplay.stages.compare import Compared, Look, compare_elements
@@ -28,6 +28,7 @@ from trajreplay.stages.kernels import (
     segment_sum,
 )
 from trajreplay.stages.outputs import echoed_looks
+from trajreplay.stages.packed import Packed
 from trajreplay.stages.raw_rewards import components
 from trajreplay.stages.report import Finding
 
@@ -159,10 +160,11 @@ def warn_of_batch_rewards(block: Block) -> None:
 def _processed(block: Block, raw: Tensor) -> Tensor:
     settings, kernel = block.settings.reward, block.kernel(_STAGE)
     if kernel is not None:
-        groups = _inputs(block).group
+        groups = reward_inputs(block.packed, block.settings, asked=False).group
         return kernel.rewards(block.settings, raw, groups, block.packed.lengths)
     if not is_plain(_STAGE, block.settings):
-        return processed_rewards(settings, raw, _inputs(block, raw.dtype))
+        given = reward_inputs(block.packed, block.settings, dtype=raw.dtype)
+        return processed_rewards(settings, raw, given)
     if settings.grouping == "none":
         return raw
     return group_rewards(
@@ -192,19 +194,31 @@ def _error(block: Block, raw: Tensor, recomputed: Tensor) -> Tensor:
     )
 
 
-def _inputs(block: Block, dtype: torch.dtype = torch.float64) -> RewardInputs:
-    """What rewards of a block are processed with; a KL is computed in a dtype."""
-    packed, settings = block.packed, block.settings.reward
+def reward_inputs(
+    packed: Packed,
+    given: Settings,
+    *,
+    dtype: torch.dtype = torch.float64,
+    asked: bool = True,
+) -> RewardInputs:
+    """What rewards are processed with, besides the raw ones.
+
+    Args:
+        packed: The samples.
+        given: Which of it they ask for.
+        dtype: In which a KL is computed.
+        asked: Whether that is given, too, which a function of the user does without.
+    """
+    settings = given.reward
     by_grouping = {
         "group": lambda: packed.groups,
         "consumer-batch": lambda: packed.consumer_batches,
         "stride": lambda: packed.strides(settings.n_samples_per_prompt or 1),
         "agent": lambda: packed.agents(settings.episode_agents),
     }
-    own = block.kernel(_STAGE) is None
-    cut = settings.stop_properly_coef is not None and own
-    greedy, kept = (settings.baseline == one and own for one in ("greedy", "kept"))
-    by_prompt = settings.std_grouping == "group" and own
+    cut = settings.stop_properly_coef is not None and asked
+    greedy, kept = (settings.baseline == one and asked for one in ("greedy", "kept"))
+    by_prompt = settings.std_grouping == "group" and asked
     return RewardInputs(
         by_grouping.get(settings.grouping, lambda: packed.cohorts)(),
         packed.cohorts,
@@ -218,13 +232,12 @@ def _inputs(block: Block, dtype: torch.dtype = torch.float64) -> RewardInputs:
         prompt=packed.groups if by_prompt else None,
         totals=packed.scalars("total_length") if "input" in settings.costs else None,
         turns=packed.scalars("turns") if "turns" in settings.costs else None,
-        penalty=_penalty(block, dtype) if settings.less_kl and own else None,
+        penalty=_penalty(packed, given.kl, dtype) if settings.less_kl and asked else None,
     )
 
 
-def _penalty(block: Block, dtype: torch.dtype) -> Tensor:
+def _penalty(packed: Packed, kl: KlSettings, dtype: torch.dtype) -> Tensor:
     """(S,) What each sample pays for the KL of its trained tokens."""
-    packed, kl = block.packed, block.settings.kl
     pair = (LOG_PROB_SOURCES[kl.policy_source], "ref_log_probs")
     tokens = kl_tokens(kl, *(packed.tokens(name).to(dtype) for name in pair))
     free = torch.zeros(len(packed.lengths), dtype=dtype)

@@ -119,7 +119,10 @@ class SampleLosses:
         if self._plain:
             terms = plain_terms(self._settings, columns)
         elif self._kernel is not None:
-            terms = self._kernel.losses(self._all, columns, self._mask, self._offsets)
+            found = self._kernel.losses(self._all, columns, self._mask, self._offsets)
+            if isinstance(found, PolicyTerms):
+                return found
+            terms = found
         else:
             return self._value_terms(columns, share, against)
         return PolicyTerms(terms, self._mask, self._mask)

@@ -9,16 +9,22 @@ from importlib.metadata import entry_points
 from trajreplay.schema.errors import StageError
 from trajreplay.stages.faults import (
     advantages,
+    clips,
     contracts,
+    filters,
     groupings,
     handoffs,
     kl,
-    losses,
+    kl_columns,
+    loss_columns,
+    loss_terms,
+    metrics,
     profiles,
     raw,
     reductions,
     rewards,
     shaping,
+    whitening,
 )
 from trajreplay.stages.faults.fault import Fault
 from trajreplay.stages.plugins import find_plugin
@@ -29,12 +35,18 @@ FAULTS: tuple[Fault, ...] = (
     *handoffs.FAULTS,
     *raw.FAULTS,
     *groupings.FAULTS,
+    *filters.FAULTS,
     *rewards.FAULTS,
     *shaping.FAULTS,
     *kl.FAULTS,
+    *kl_columns.FAULTS,
     *advantages.FAULTS,
-    *losses.FAULTS,
+    *whitening.FAULTS,
+    *loss_terms.FAULTS,
+    *clips.FAULTS,
+    *loss_columns.FAULTS,
     *reductions.FAULTS,
+    *metrics.FAULTS,
     *profiles.FAULTS,
 )
 

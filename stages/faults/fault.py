@@ -11,6 +11,7 @@ from torch import Tensor
 
 from trajreplay.schema.settings import Settings
 from trajreplay.stages.block import Block
+from trajreplay.stages.compose import PolicyTerms
 from trajreplay.stages.variants import Variant
 
 
@@ -128,15 +129,18 @@ class WrongAdvantages:
 
 @dataclass(frozen=True)
 class WrongLosses:
-    """Other arithmetic for loss.policy, called as `LossKernel` is."""
+    """Other arithmetic for loss.policy, called as `LossKernel` is.
 
-    function: Callable[[Settings, Mapping[str, Tensor], Tensor, Tensor], dict[str, Tensor]]
+    Besides its terms it says which tokens are summed, and which are counted.
+    """
+
+    function: Callable[[Settings, Mapping[str, Tensor], Tensor, Tensor], PolicyTerms]
     what: str = "variant"
 
     def losses(
         self, settings: Settings, columns: Mapping[str, Tensor], mask: Tensor, offsets: Tensor
-    ) -> dict[str, Tensor]:
-        """(N,) each. The terms of each token, by scalar."""
+    ) -> PolicyTerms:
+        """The terms of each token, by scalar."""
         return self.function(settings, columns, mask, offsets)
 
 

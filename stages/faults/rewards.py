@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,16 +11,18 @@ from torch import Tensor
 from trajreplay.schema.errors import StageError
 from trajreplay.schema.settings import Settings, with_changes
 from trajreplay.stages.block import Block
-from trajreplay.stages.compose import RewardInputs, processed_rewards
+from trajreplay.stages.compose import processed_rewards
 from trajreplay.stages.faults.fault import (
     Fault,
     Told,
     Tries,
     WrongRewards,
     each,
+    setting,
     under,
 )
 from trajreplay.stages.kernels import scatter_sum
+from trajreplay.stages.rewards import reward_inputs
 from trajreplay.stages.variants import Variant
 
 STAGE = "reward.post_process"
@@ -31,14 +34,42 @@ def fault(name: str, known: str, sentence: str, look: str, tries: Tries, *refere
     return Fault(f"reward.{name}", known, STAGE, sentence, look, references, tries)
 
 
-def normalised(settings: Settings, raw: Tensor, groups: Tensor, lengths: Tensor) -> Tensor:
+def wrong(function: Callable[[Settings, Tensor, Tensor], Tensor]) -> Variant:
+    """The variant by other arithmetic: from settings, raw rewards and groups."""
+
+    def rewards(settings: Settings, raw: Tensor, groups: Tensor, lengths: Tensor) -> Tensor:
+        return function(settings, raw, groups)
+
+    return Variant(arithmetic=WrongRewards(rewards))
+
+
+def normalised(block: Block, settings: Settings, raw: Tensor, groups: Tensor) -> Tensor:
     """What the settings make of raw rewards, whatever they say the groups are."""
-    own = settings.reward
-    if (own.unit, own.rule) != ("sample", "normalise") or own.baseline == "greedy" or own.weights:
-        raise StageError("the variant is one of rewards that are normalised sample by sample")
     reward = with_changes(settings, {"reward.grouping": "group"}).reward
-    given = RewardInputs(groups, torch.zeros_like(groups), lengths, lengths.double())
-    return processed_rewards(reward, raw, given)
+    own = reward_inputs(block.packed, settings, dtype=raw.dtype)
+    return processed_rewards(reward, raw, replace(own, group=groups))
+
+
+def shaped(block: Block, settings: Settings, raw: Tensor) -> Tensor:
+    """(S,) What the settings normalise: rewards that are added up, shaped and clipped.
+
+    Raises:
+        StageError: They normalise something else than one number of each sample.
+    """
+    own = settings.reward
+    plain = (own.unit, own.rule, own.combination) == ("sample", "normalise", "sum-then-normalise")
+    if not plain or own.costs or own.baseline not in ("mean", "none"):
+        raise StageError("the variant is one of rewards that are normalised sample by sample")
+    changes = {"reward.grouping": "none", "reward.clip_after": None}
+    plain_settings = with_changes(settings, changes)
+    given = reward_inputs(block.packed, plain_settings, dtype=raw.dtype)
+    return processed_rewards(plain_settings.reward, raw, given)
+
+
+def clipped(settings: Settings, rewards: Tensor) -> Tensor:
+    """(S,) Rewards within the bounds of the result."""
+    bounds = settings.reward.clip_after
+    return rewards if bounds is None else rewards.clamp(*bounds)
 
 
 def _mean_of(values: Tensor, groups: Tensor) -> Tensor:
@@ -48,29 +79,41 @@ def _mean_of(values: Tensor, groups: Tensor) -> Tensor:
 
 
 def _no_brackets(block: Block) -> Iterable[Told]:
-    def rewards(settings: Settings, raw: Tensor, groups: Tensor, lengths: Tensor) -> Tensor:
-        reward = settings.reward
-        mean = _mean_of(raw, groups)
-        count = _mean_of(torch.ones_like(raw), groups) * torch.bincount(groups)[groups]
-        spread = _mean_of((raw - mean) ** 2, groups) * count / (count - reward.ddof).clamp(1)
-        return raw - mean / (spread.sqrt() + reward.epsilon)
+    def rewards(settings: Settings, raw: Tensor, groups: Tensor) -> Tensor:
+        reward, given = settings.reward, shaped(block, settings, raw)
+        mean = _mean_of(given, groups)
+        count = torch.bincount(groups)[groups]
+        spread = _mean_of((given - mean) ** 2, groups) * count / (count - reward.ddof).clamp(1)
+        return clipped(settings, given - mean / (spread.sqrt() + reward.epsilon))
 
-    yield Told(Variant(arithmetic=WrongRewards(rewards)))
+    yield Told(wrong(rewards))
+
+
+_UNSHAPED: dict[str, object] = {
+    "reward.scale_from": None,
+    "reward.scale_to": None,
+    "reward.overlong_max_length": None,
+    "reward.stop_properly_coef": None,
+    "reward.bias": 0.0,
+    "reward.factor": 1.0,
+    "reward.costs": {},
+    "reward.less_kl": False,
+    "reward.clip_before": None,
+}
 
 
 def _twice(block: Block) -> Iterable[Told]:
-    def rewards(settings: Settings, raw: Tensor, groups: Tensor, lengths: Tensor) -> Tensor:
-        once = normalised(settings, raw, groups, lengths)
-        return normalised(settings, once, groups, lengths)
+    def rewards(settings: Settings, raw: Tensor, groups: Tensor) -> Tensor:
+        once = normalised(block, settings, raw, groups)
+        again = with_changes(settings, {**_UNSHAPED, "reward.weights": {}})
+        return normalised(block, again, once, groups)
 
-    yield Told(Variant(arithmetic=WrongRewards(rewards)))
+    if setting(block, "reward.combination") == "sum-then-normalise":
+        yield Told(wrong(rewards))
 
 
 def _negated(block: Block) -> Iterable[Told]:
-    def rewards(settings: Settings, raw: Tensor, groups: Tensor, lengths: Tensor) -> Tensor:
-        return -normalised(settings, raw, groups, lengths)
-
-    yield Told(Variant(arithmetic=WrongRewards(rewards)))
+    yield Told(wrong(lambda settings, *given: -normalised(block, settings, *given)))
 
 
 def _rounded(block: Block) -> Iterable[Told]:
@@ -78,15 +121,11 @@ def _rounded(block: Block) -> Iterable[Told]:
         name = str(dtype).removeprefix("torch.")
 
         def result(
-            settings: Settings,
-            raw: Tensor,
-            groups: Tensor,
-            lengths: Tensor,
-            to: torch.dtype = dtype,
+            settings: Settings, raw: Tensor, groups: Tensor, to: torch.dtype = dtype
         ) -> Tensor:
-            return normalised(settings, raw, groups, lengths).to(to).to(raw.dtype)
+            return normalised(block, settings, raw, groups).to(to).to(raw.dtype)
 
-        yield Told(Variant(arithmetic=WrongRewards(result)), f"rounded to {name}")
+        yield Told(wrong(result), f"rounded to {name}")
         narrow = block.packed.scalars("raw_reward").to(dtype).double()
         yield Told(Variant(columns={"raw_reward": narrow}), f"of raw rewards in {name}")
 

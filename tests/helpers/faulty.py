@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,33 +12,57 @@ import torch
 from torch import Tensor
 
 from tests.helpers.healthy_composed import Draw, loaded, trained
+from tests.helpers.trainer import Sample
 from trajreplay.query import Cohort
-from trajreplay.schema import TrajReplayError
+from trajreplay.schema import Settings, TrajReplayError
+from trajreplay.schema.entry import Output
 from trajreplay.stages.block import Block
 from trajreplay.stages.explain.explanation import Explanation
 from trajreplay.stages.explain.search import explain_stage
 from trajreplay.stages.faults import Fault, Told
-from trajreplay.stages.outputs import recorded_outputs
+from trajreplay.stages.outputs import Recorded, recorded_outputs
 from trajreplay.stages.values import Values, recompute
-from trajreplay.stages.variants import COMPUTED, Variant, varied
+from trajreplay.stages.variants import Variant, varied
 
 PLACE = Cohort("r", 0, 0, 0)
+Shares = dict[int, list[Sample]]
+Alter = Callable[[Draw, Settings, Shares], None]
 
 
-def blocks(folder: Path, draw: Draw, profile: str | None, count: int) -> Iterator[Block]:
-    """Healthy cohorts of one drawn settings, each by itself."""
-    settings = draw.settings(profile)
-    drawn = []
-    for _ in range(count):
-        shares = draw.shares(settings)
-        drawn.append((shares, trained(settings, shares)))
-    for cohort in loaded(folder, settings, drawn, draw.stages):
-        cohort.drop_incomplete()
-        yield Block([cohort])
+def block_of(
+    folder: Path,
+    draw: Draw,
+    settings: Settings,
+    alter: Alter | None = None,
+    groups: tuple[int, int] = (1, 3),
+) -> Block:
+    """A healthy cohort of drawn settings.
+
+    Args:
+        folder: Where its lake is written.
+        draw: Draws its samples.
+        settings: What they are trained under.
+        alter: What is done to its samples before they are trained on.
+        groups: How few and how many groups it has.
+    """
+    shares = draw.shares(settings, groups)
+    if alter is not None:
+        alter(draw, settings, shares)
+        shares = {rank: own for rank, own in shares.items() if own}
+    (cohort,) = loaded(folder, settings, [(shares, trained(settings, shares))], draw.stages)
+    cohort.drop_incomplete()
+    return Block([cohort])
 
 
-def with_fault(block: Block, stage: str, told: Told) -> Block | None:
-    """The cohort as it would have been recorded with the fault; None where that changes nothing."""
+def with_fault(block: Block, stage: str, told: Told, *, finite: bool = True) -> Block | None:
+    """The cohort as it would have been recorded with the fault; None where that changes nothing.
+
+    Args:
+        block: The healthy cohort.
+        stage: The stage.
+        told: The fault.
+        finite: Whether a cohort in which NaN is recorded is none.
+    """
     try:
         right = recompute(varied(block, Variant(), (stage,)), stage)
         wrong = recompute(varied(block, told.variant, (stage,)), stage)
@@ -48,38 +71,60 @@ def with_fault(block: Block, stage: str, told: Told) -> Block | None:
     by_field = {one.field: one for one in wrong}
     if any(one.field not in by_field for one in right):
         return None
-    made = _recorded(block, stage, [by_field[one.field] for one in right])
-    after = recompute(varied(made, Variant(), (stage,)), stage)
-    differs = any(bool((one.disagree & one.counts).any()) for one in after)
-    return made if differs and all(_is_finite(one) for one in after) else None
+    made = recorded_as(block, stage, [by_field[one.field] for one in right])
+    return made if differs(made, stage, finite=finite) else None
 
 
-def _is_finite(one: Values) -> bool:
-    return bool(torch.isfinite(one.recorded[one.counts]).all())
+def differs(block: Block, stage: str, *, finite: bool = True) -> bool:
+    """Whether a stage of a cohort is not what its settings give, beyond every bound."""
+    after = recompute(varied(block, Variant(), (stage,)), stage)
+    if finite and not all(bool(torch.isfinite(one.recorded[one.counts]).all()) for one in after):
+        return False
+    return any(bool((one.disagree & one.counts).any()) for one in after)
 
 
-def _recorded(block: Block, stage: str, values: Sequence[Values]) -> Block:
-    made = copy.copy(block)
+def recorded_as(block: Block, stage: str, values: Sequence[Values]) -> Block:
+    """The cohort with other recorded values of a stage."""
     if not stage.startswith("loss."):
-        columns = {one.field: _float32(one.recomputed) for one in values}
-        made.packed = block.packed.replaced(columns)
-        return made
+        return with_columns(block, {one.field: one.recomputed for one in values})
     left = {one.field: iter(one.recomputed.tolist()) for one in values}
-    new: dict[int, dict[str, float]] = defaultdict(dict)
+
+    def change(one: Recorded) -> float | None:
+        return next(left[one.output.field]) if one.output.field in left else None
+
+    return with_outputs(block, stage, change)
+
+
+def with_columns(block: Block, columns: dict[str, Tensor]) -> Block:
+    """The cohort with other recorded columns, as float32 holds them."""
+    made = copy.copy(block)
+    made.packed = block.packed.replaced(
+        {name: one.float().double() for name, one in columns.items()}
+    )
+    return made
+
+
+def with_outputs(block: Block, stage: str, change: Callable[[Recorded], float | None]) -> Block:
+    """The cohort with other recorded scalars of a stage.
+
+    Args:
+        block: The cohort.
+        stage: The stage.
+        change: The value that is recorded instead; None leaves one as it is.
+    """
+    new: dict[tuple[int, int], Output] = {}
     for one in recorded_outputs(block, 0, stage):
-        if one.output.field in left:
-            new[one.entry.key.rank][one.output.field] = next(left[one.output.field])
+        value = change(one)
+        if value is not None:
+            place = one.entry.key.rank, id(one.output)
+            new[place] = replace(one.output, value=float(np.float32(value)))
+    made = copy.copy(block)
     (cohort,) = block.cohorts
     cohort = copy.copy(cohort)
     cohort.owners = [
         replace(
             entry,
-            outputs=tuple(
-                replace(one, value=float(np.float32(new[entry.key.rank][one.field])))
-                if one.stage == stage and one.field in new[entry.key.rank]
-                else one
-                for one in entry.outputs
-            ),
+            outputs=tuple(new.get((entry.key.rank, id(one)), one) for one in entry.outputs),
         )
         for entry in cohort.owners
     ]
@@ -87,17 +132,8 @@ def _recorded(block: Block, stage: str, values: Sequence[Values]) -> Block:
     return made
 
 
-def _float32(values: Tensor) -> Tensor:
-    return values.float().double()
-
-
 def explained(block: Block, stage: str, faults: Sequence[Fault]) -> Explanation:
     """What is known of one stage of a cohort."""
     found = Explanation(PLACE, stage)
     explain_stage(block, stage, found, faults)
     return found
-
-
-def stages_of(faults: Sequence[Fault]) -> list[str]:
-    """The stages at which faults with variants show."""
-    return [stage for stage in COMPUTED if any(one.stage == stage and one.tries for one in faults)]

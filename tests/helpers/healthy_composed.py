@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -73,14 +74,21 @@ class Draw:
         self.named = named
         self.stages = stages
 
-    def settings(self, profile: str | None = None) -> Settings:
-        """Settings that can be recomputed: a profile or the plain ones, and some changes."""
+    def settings(
+        self, profile: str | None = None, needed: Changes = MappingProxyType({})
+    ) -> Settings:
+        """Settings that can be recomputed: a profile or the plain ones, and some changes.
+
+        Args:
+            profile: What they start from.
+            needed: Changes that are made in any case.
+        """
         while True:
-            found = self._settings(profile)
+            found = self._settings(profile, needed)
             if found is not None:
                 return found
 
-    def _settings(self, profile: str | None) -> Settings | None:
+    def _settings(self, profile: str | None, needed: Changes) -> Settings | None:
         own = {
             "reward.n_samples_per_prompt": self.choose.choice([2, 3, 4]),
             "loss.entropy_coef": 0.01,
@@ -95,6 +103,7 @@ class Draw:
             changes[name] = self.choose.choice(_FIELDS[name])
         if changes["reward.n_samples_per_prompt"] is not None:
             changes["reward.n_samples_per_prompt"] = own["reward.n_samples_per_prompt"]
+        changes |= needed
         try:
             settings = with_changes(base, changes)
         except SchemaError:
@@ -107,11 +116,13 @@ class Draw:
                 return None
         return settings
 
-    def shares(self, settings: Settings) -> dict[int, list[Sample]]:
+    def shares(
+        self, settings: Settings, groups_between: tuple[int, int] = (1, 3)
+    ) -> dict[int, list[Sample]]:
         """Whole groups on one to three ranks, with every kind of column."""
         own = settings.reward
         size = own.n_samples_per_prompt or self.choose.choice([2, 3, 4])
-        groups, ranks = self.choose.randint(1, 3), self.choose.choice([1, 1, 2, 3])
+        groups, ranks = self.choose.randint(*groups_between), self.choose.choice([1, 1, 2, 3])
         longest = self.choose.choice([2, 5, 5, 8, 40]) if self.choose.random() < 0.9 else 1
         steps = own.unit == "step"
         found: dict[int, list[Sample]] = {}
@@ -128,7 +139,7 @@ class Draw:
                 found.setdefault(rank, []).append(one)
                 number += 1
         samples = [one for rank in sorted(found) for one in found[rank]]
-        self._fill(samples, settings)
+        self.fill(samples, settings)
         for own_samples in found.values():
             batch = self.choose.choice([1, 2, 100])
             for row, one in enumerate(own_samples):
@@ -152,7 +163,8 @@ class Draw:
             return [1] * length
         return [int(kind == "some" and self.choose.random() < 0.7) for _ in range(length)]
 
-    def _fill(self, samples: Sequence[Sample], settings: Settings) -> None:
+    def fill(self, samples: Sequence[Sample], settings: Settings) -> None:
+        """Draw every token column of samples that have their lengths."""
         count = sum(one.length for one in samples)
         normal = self.numbers.normal
         base = np.minimum(-np.abs(normal(0.0, 1.0, count)), -0.02)

@@ -1,0 +1,189 @@
+"""Known ways to whiten and clip advantages wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from trajreplay.schema.settings import Settings
+from trajreplay.stages.block import Block
+from trajreplay.stages.faults.estimates import Made, fault, own_estimates, wrong
+from trajreplay.stages.faults.fault import (
+    Told,
+    held,
+    setting,
+    under,
+)
+from trajreplay.stages.kernels import whiten
+from trajreplay.stages.variants import Variant
+
+
+def _white(block: Block, settings: Settings, values: Tensor, mask: Tensor, sets: Tensor) -> Tensor:
+    """Values whitened as the settings say, over sets of samples."""
+    own = settings.advantage
+    return whiten(
+        values,
+        mask,
+        set_index=sets.repeat_interleave(block.packed.lengths),
+        ddof=own.whiten_ddof,
+        epsilon=own.whiten_epsilon,
+        form=own.whiten_form,
+        scale=own.whiten_scale,
+        short="keep",
+    )
+
+
+def _sets(block: Block, settings: Settings) -> Tensor:
+    packed, whole = block.packed, settings.advantage.whiten
+    return packed.cohort_ranks if whole == "rank" else packed.cohorts
+
+
+def _whitened_over_masked(block: Block) -> Iterable[Told]:
+    if setting(block, "advantage.whiten") == "none" or bool(block.packed.mask.all()):
+        return
+
+    def over_all(settings: Settings, *given: Tensor) -> Made:
+        found, returns = own_estimates(block, settings, given, whiten="none", clip=None)
+        every = torch.ones(len(found), dtype=torch.bool)
+        white = _white(block, settings, found, every, _sets(block, settings))
+        bounds = settings.advantage.clip
+        return (white if bounds is None else white.clamp(*bounds)), returns
+
+    yield Told(wrong(over_all))
+
+
+def _whitened_in(block: Block) -> Iterable[Told]:
+    """Statistics of micro-batches, which no setting names."""
+    if not held(block, "micro_batch_id"):
+        return
+
+    def shared(settings: Settings, *given: Tensor) -> Made:
+        found, returns = own_estimates(block, settings, given, whiten="none", clip=None)
+        batches = block.packed.micro_batches
+        return _white(block, settings, found, given[1], batches), returns
+
+    yield Told(wrong(shared), "micro-batch")
+
+
+def _clipped_first(block: Block) -> Iterable[Told]:
+    bounds = setting(block, "advantage.clip")
+    if bounds is None or setting(block, "advantage.whiten") == "none":
+        return
+
+    def first(settings: Settings, *given: Tensor) -> Made:
+        found, returns = own_estimates(block, settings, given, whiten="none", clip=None)
+        sets = _sets(block, settings)
+        return _white(block, settings, found.clamp(*bounds), given[1], sets), returns
+
+    yield Told(wrong(first))
+
+
+def _wrong_axis(block: Block) -> Iterable[Told]:
+    """Statistics of rows taken for those of columns, which only a square shape allows."""
+    packed = block.packed
+    size = len(packed.lengths)
+    if size < 2 or not bool((packed.lengths == size).all()):
+        return
+
+    def crossed(settings: Settings, *given: Tensor) -> Made:
+        found, returns = own_estimates(block, settings, given, whiten="none", clip=None)
+        own = settings.advantage
+        x, weights = found.view(size, size), given[1].to(found.dtype).view(size, size)
+        count = weights.sum(1)
+        centred = x - (x * weights).sum(1) / count.clamp(1)
+        squares = (centred**2 * weights).sum(1) / (count - own.whiten_ddof).clamp(1)
+        return (centred / (squares + own.whiten_epsilon).sqrt()).flatten(), returns
+
+    yield Told(wrong(crossed))
+
+
+def _whiten_switches(block: Block) -> Iterable[Told]:
+    names = {
+        "none": "no tokens",
+        "cohort": "all tokens of the cohort",
+        "rank": "the tokens of each rank",
+        "group": "the tokens of each group",
+        "sample": "the tokens of each sample",
+    }
+    ranks = int(block.packed.cohort_ranks.max()) + 1
+    for one, what in names.items():
+        if one != setting(block, "advantage.whiten") and (one != "rank" or ranks > 1):
+            yield Told(Variant({"advantage.whiten": one}), what)
+
+
+def _forms(block: Block) -> Iterable[Told]:
+    own = block.settings.advantage
+    if own.whiten == "none":
+        return
+    for ddof, form, epsilon in product((0, 1), ("added", "floored", "std"), (1e-8, 1e-5, 1e-6)):
+        found = (ddof, form, epsilon)
+        if found != (own.whiten_ddof, own.whiten_form, own.whiten_epsilon):
+            changes = {
+                "advantage.whiten_ddof": ddof,
+                "advantage.whiten_form": form,
+                "advantage.whiten_epsilon": epsilon,
+            }
+            detail = f"with divisor {'n - 1' if ddof else 'n'}, epsilon {epsilon:g} {form}"
+            yield Told(Variant(changes), detail)
+    yield Told(Variant({"advantage.whiten_one_pass": not own.whiten_one_pass}), "in one pass")
+    yield Told(Variant({"advantage.whiten_scale": not own.whiten_scale}), "only centred")
+
+
+FAULTS = (
+    fault(
+        "whitened-over",
+        "whitening over another set of tokens",
+        "advantages whitened over {}",
+        "the process group of the reduction: with or without context parallelism; advantage.whiten",
+        _whiten_switches,
+        "K-006",
+        "https://github.com/THUDM/slime/pull/2235",
+    ),
+    fault(
+        "whitened-masked",
+        "masked tokens in the whitening statistics",
+        "advantages whitened with masked tokens counted",
+        "whether the mask reaches mean and variance",
+        _whitened_over_masked,
+    ),
+    fault(
+        "whitened-form",
+        "whitening by another formula",
+        "advantages whitened {}",
+        "advantage.whiten_ddof, whiten_form, whiten_epsilon, whiten_one_pass, whiten_scale",
+        _forms,
+    ),
+    fault(
+        "whitened-in-parts",
+        "whitening statistics of parts of the batch",
+        "advantages whitened within each {}",
+        "where advantages are whitened: before or after the split into micro-batches",
+        _whitened_in,
+    ),
+    fault(
+        "wrong-axis",
+        "per-row statistics broadcast along the wrong axis",
+        "advantages whitened with the statistics of rows broadcast over columns",
+        "keepdim of mean and deviation: a square shape hides it",
+        _wrong_axis,
+        "K-021",
+        "https://github.com/OpenRLHF/OpenRLHF/pull/1250",
+    ),
+    fault(
+        "clip-off",
+        "advantage clipping configured and not applied",
+        "advantages that are not clipped",
+        "advantage.clip",
+        under(advantage__clip=None),
+    ),
+    fault(
+        "clip-first",
+        "advantages clipped before instead of after whitening",
+        "advantages clipped before they were whitened",
+        "the order of clip and whitening",
+        _clipped_first,
+    ),
+)

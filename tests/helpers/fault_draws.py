@@ -1,0 +1,102 @@
+"""Draws of faults: into cohorts of other sizes, rewards and settings, and what is said of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.helpers.fault_columns import handed
+from tests.helpers.fault_scenes import SCENES, Scene
+from tests.helpers.faulty import PLACE, block_of, differs, explained, with_fault
+from tests.helpers.healthy_composed import Draw
+from tests.stages.test_composed import CHANGES, STAGES
+from trajreplay.schema.settings import PROFILES
+from trajreplay.stages.block import Block
+from trajreplay.stages.explain.explanation import Explanation
+from trajreplay.stages.explain.handoffs import explain_column
+from trajreplay.stages.faults import FAULTS, Fault
+
+NAMED = {name: changes for name, (changes, _) in CHANGES.items()}
+# Ways of one fault that are tried on one cohort before another one is drawn.
+WAYS = 4
+
+
+@dataclass
+class Tally:
+    """What was said of the draws of one fault.
+
+    Args:
+        fault: Its id.
+        alone: Draws in which nothing else gives the same numbers and it is the explanation.
+        first: Draws in which others do, and it comes first all the same.
+        same: Draws in which one that gives the same numbers comes first, and this is said.
+        lost: Of the others, what was said.
+    """
+
+    fault: str
+    alone: int = 0
+    first: int = 0
+    same: int = 0
+    lost: list[str] = field(default_factory=list)
+
+    @property
+    def draws(self) -> int:
+        """How many there were."""
+        return self.alone + self.first + self.same + len(self.lost)
+
+    @property
+    def identifiable(self) -> int:
+        """Draws in which nothing else was found to give the same numbers."""
+        return self.alone + len(self.lost)
+
+    def add(self, found: Explanation) -> None:
+        """Count what was said of a draw."""
+        said = [one.faults for one in found.hypotheses]
+        mine = (self.fault,)
+        if mine not in said:
+            self.lost.append(found.text)
+        elif said == [mine]:
+            self.alone += 1
+        elif said[0] == mine:
+            self.first += 1
+        else:
+            self.same += 1
+
+
+def can_be_put_in(fault: Fault) -> bool:
+    """Whether a fault is a transformation, not a finding of a check."""
+    return fault.tries is not None or fault.hands is not None
+
+
+def explanation_of(fault: Fault, seed: int, folder: Path) -> Explanation | None:
+    """Put a fault into a cohort that follows from a seed, and explain it.
+
+    Returns:
+        None where the fault changes nothing of it.
+    """
+    draw = Draw(seed, NAMED, STAGES)
+    if fault.hands is not None:
+        given = handed(fault, draw)
+        return None if given is None else explain_column(given, fault.stage, PLACE, FAULTS)
+    scene = SCENES.get(fault.id, Scene())
+    profile = [None, *PROFILES][seed % (len(PROFILES) + 1)]
+    settings = draw.settings(profile, scene.changes)
+    block = block_of(folder, draw, settings, scene.alter, scene.groups)
+    faulty = next(_faulty(fault, block, draw, scene), None)
+    return None if faulty is None else explained(faulty, fault.stage, FAULTS)
+
+
+def _faulty(fault: Fault, block: Block, draw: Draw, scene: Scene) -> Iterator[Block]:
+    if scene.put is not None:
+        made = scene.put(block, draw.choose)
+        if made is not None and differs(made, fault.stage, finite=scene.finite):
+            yield made
+        return
+    assert fault.tries is not None
+    told = list(fault.tries(block))
+    draw.choose.shuffle(told)
+    for one in told[:WAYS]:
+        made = with_fault(block, fault.stage, one, finite=scene.finite)
+        if made is not None:
+            yield made
