@@ -64,7 +64,8 @@ def recompute(
         block: One cohort, as captured or varied.
         stage: The stage.
         replaced: Columns to read instead of the recorded ones.
-        quick: Whether scalars that are far off are spared the bound of their rounding.
+        quick: Whether scalars are spared the bound of their rounding where one of them is so far
+            off that no rounding is behind it.
 
     Returns:
         The fields that were recorded.
@@ -141,11 +142,22 @@ def _is_far(found: Divergence, tolerance: Tolerance) -> bool:
 
 def _scalars(block: Block, stage: str, replaced: dict[str, Tensor], *, quick: bool) -> list[Values]:
     losses = SampleLosses(block, stage, replaced)
+    given = [
+        one
+        for one in recorded_outputs(block, 0, stage)
+        if one.output.field in losses.means and one.complete and is_stated(one.output)
+    ]
+    summed = {
+        number: list(summed_scalars(block, one, losses))
+        for number, one in enumerate(given)
+        if one.output.scope != "sample"
+    }
+    hopeless = quick and any(
+        _is_far(each.divergence, each.tolerance) for found in summed.values() for each in found
+    )
     by_field: dict[str, list[_Row]] = {}
-    for one in recorded_outputs(block, 0, stage):
+    for number, one in enumerate(given):
         name = one.output.field
-        if name not in losses.means or not one.complete or not is_stated(one.output):
-            continue
         rank = one.entry.key.rank
         if one.output.scope == "sample":
             recorded, recomputed, compared = sample_scalars(block, one, losses)
@@ -156,9 +168,8 @@ def _scalars(block: Block, stage: str, replaced: dict[str, Tensor], *, quick: bo
             row: _Row = (recorded, recomputed, differs, one.samples, undecided, [])
             by_field.setdefault(name, []).append(row)
             continue
-        for scalar in summed_scalars(block, one, losses):
+        for scalar in summed[number]:
             found = scalar.divergence
-            hopeless = quick and _is_far(found, scalar.tolerance)
             slack = _none if hopeless else scalar.slack
             look = compare_scalar(found, scalar.tolerance, slack)
             label, _, batch = found.field.partition("[")
