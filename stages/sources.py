@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -95,6 +96,7 @@ class Sources:
         self._kept: OrderedDict[Cohort, Source | str] = OrderedDict()
         self._recomputed: dict[Cohort, dict[str, dict[str, Tensor]]] = {}
         self._with_events: dict[Cohort, list[CaptureKey]] | None = None
+        self._by_run: dict[str, list[Cohort]] | None = None
 
     def find(self, run_id: str, attempt: int, rollout_id: int) -> Source | str:
         """The rows of a rollout, or why they cannot be had."""
@@ -110,17 +112,39 @@ class Sources:
     def events_of(self, cohort: Cohort) -> Iterator[pa.Table]:
         """The events of a cohort, those of each rank."""
         catalog = self._sets.catalog
+        for key in self._events().get(cohort, ()):
+            yield read_columns(
+                catalog.store, catalog.entry(key), EVENTS, ["event", "sample_id", "reason"]
+            )
+
+    def _events(self) -> dict[Cohort, list[CaptureKey]]:
+        """The captures of events by the rollout or step that they are of."""
         if self._with_events is None:
             found: dict[Cohort, list[CaptureKey]] = {}
-            for key in catalog.keys:
+            for key in self._sets.catalog.keys:
                 if key.kind == "events" and key.rollout_id is not None and key.part == DATA:
                     place = Cohort(key.run_id, key.attempt, key.rollout_id, key.step_id)
                     found.setdefault(place, []).append(key)
             self._with_events = found
-        for key in self._with_events.get(cohort, ()):
-            yield read_columns(
-                catalog.store, catalog.entry(key), EVENTS, ["event", "sample_id", "reason"]
-            )
+        return self._with_events
+
+    def rollouts_before(self, cohort: Cohort) -> Iterator[Cohort]:
+        """The rollouts of the run's lineage that came before one, the latest first."""
+        mine = self._rollouts().get(cohort.run_id, [])
+        place = cohort.attempt, cohort.rollout_id
+        stop = bisect_left(mine, place, key=lambda one: (one.attempt, one.rollout_id))
+        return (mine[at] for at in range(stop - 1, -1, -1))
+
+    def _rollouts(self) -> dict[str, list[Cohort]]:
+        """The rollouts of each run, in order."""
+        if self._by_run is None:
+            self._by_run = {}
+            for one in self._sets:
+                if one.step_id is None:
+                    self._by_run.setdefault(one.run_id, []).append(one)
+            for found in self._by_run.values():
+                found.sort(key=lambda one: (one.attempt, one.rollout_id))
+        return self._by_run
 
     def remember(self, cohort: Cohort, column: str, rows: dict[str, Tensor]) -> None:
         """Keep what a rollout's replay found in the place of recorded values, by sample id."""
@@ -175,6 +199,10 @@ class NoSources(Sources):
         return "the sample ids are those of an imported file"
 
     def events_of(self, cohort: Cohort) -> Iterator[pa.Table]:
+        """None either."""
+        return iter(())
+
+    def rollouts_before(self, cohort: Cohort) -> Iterator[Cohort]:
         """None either."""
         return iter(())
 

@@ -20,6 +20,7 @@ from trajreplay.stages.faults import (
     loss_terms,
     metrics,
     profiles,
+    provenance,
     raw,
     reductions,
     rewards,
@@ -32,6 +33,7 @@ from trajreplay.stages.plugins import find_plugin
 GROUP = "trajreplay.faults"
 FAULTS: tuple[Fault, ...] = (
     *contracts.FAULTS,
+    *provenance.FAULTS,
     *handoffs.FAULTS,
     *raw.FAULTS,
     *groupings.FAULTS,

@@ -4,31 +4,32 @@ from __future__ import annotations
 
 from trajreplay.stages.faults.fault import Fault
 
-_SAMPLE = "sample"
+SAMPLE = "sample"
 
 
-def _fault(
-    check: str, known: str, sentence: str, look: str, *references: str, stage: str = _SAMPLE
+def fault(
+    check: str, known: str, sentence: str, look: str, *references: str, stage: str = SAMPLE
 ) -> Fault:
+    """A fault that a check of this name finds."""
     return Fault(check, known, stage, sentence, look, references)
 
 
 FAULTS = (
-    _fault(
+    fault(
         "log-prob.shifted",
         "log-probs a token late",
         "one column of log-probs lies a token late against another, in each sample",
         "slices [:-1] and [1:] of logits and tokens",
         "K-037",
     ),
-    _fault(
+    fault(
         "log-prob.packed-shift",
         "packed log-probs one entry short",
         "one column of log-probs lies a token late over the borders of packed samples",
         "entries per sample where log-probs are packed: one for every token, the first one too",
         "K-037",
     ),
-    _fault(
+    fault(
         "sample.permuted",
         "samples permuted",
         "samples have the log-probs of other samples",
@@ -36,14 +37,14 @@ FAULTS = (
         "K-011",
         "K-014",
     ),
-    _fault(
+    fault(
         "rank.doubled",
         "a rank counted twice",
         "a rank holds the samples of another one under other ids",
         "how data is sharded over ranks; tensor-parallel replicas",
         "K-066",
     ),
-    _fault(
+    fault(
         "rank.factor",
         "counted once per rank",
         "a scalar of all ranks is a multiple on one rank of what it is on another",
@@ -51,7 +52,7 @@ FAULTS = (
         "K-066",
         stage="loss.policy",
     ),
-    _fault(
+    fault(
         "log-prob.zero",
         "missing log-probs filled in",
         "log-probs that are exactly 0 at trained tokens: missing, and filled in",
@@ -60,14 +61,14 @@ FAULTS = (
         "K-013",
         "K-079",
     ),
-    _fault(
+    fault(
         "log-prob.positive",
         "log-probs above 0",
         "log-probs above 0, which no distribution has",
         "the dtype of logits and of log_softmax",
         "K-050",
     ),
-    _fault(
+    fault(
         "log-prob.quantised",
         "log-probs in reduced precision",
         "values that all fit bfloat16 or float16, of a producer that says float32",
@@ -75,34 +76,34 @@ FAULTS = (
         "K-039",
         "K-050",
     ),
-    _fault(
+    fault(
         "log-prob.most-likely",
         "log-prob of the most likely token",
         "log-probs of the most likely token instead of the sampled one",
         "which entry of the engine's log-probs is taken: that of the sampled id",
         "K-034",
     ),
-    _fault(
+    fault(
         "log-prob.filtered",
         "log-probs over a filtered set",
         "log-probs that were normalised over what top-p or top-k kept",
         "the engine's log-prob mode: before or after its filters",
         "K-035",
     ),
-    _fault(
+    fault(
         "log-prob.temperature",
         "sampling temperature on one side of the ratio",
         "log-probs of two columns that were taken at different temperatures",
         "where logits are divided by the temperature: in sampler and trainer alike",
         "K-031",
     ),
-    _fault(
+    fault(
         "sample.duplicated",
         "duplicated samples",
         "samples with the log-probs of another sample, bit by bit",
         "buffers that are read twice; retries that are kept beside what they retried",
     ),
-    _fault(
+    fault(
         "group.constant",
         "equal rewards with a spread",
         "a group of equal raw rewards whose rewards are not 0",
@@ -110,7 +111,7 @@ FAULTS = (
         "K-008",
         "K-016",
     ),
-    _fault(
+    fault(
         "group.one-block",
         "streamed groups normalised as one block",
         "rewards of which no group has the mean 0, and all together have",
@@ -118,14 +119,14 @@ FAULTS = (
         "K-001",
         stage="reward.post_process",
     ),
-    _fault(
+    fault(
         "group.mixed-prompts",
         "groups of several prompts",
         "members of a group with other prompts",
         "the key of a group: the prompt's tokens, as captured",
         "K-013",
     ),
-    _fault(
+    fault(
         "group.short",
         "members removed after a group was closed",
         "groups of fewer members than planned",
@@ -134,7 +135,7 @@ FAULTS = (
         "K-003",
         stage="reward.post_process",
     ),
-    _fault(
+    fault(
         "reward.near-epsilon",
         "divided by epsilon alone",
         "rewards of the size of 1 / epsilon",
@@ -143,58 +144,7 @@ FAULTS = (
         "K-016",
         stage="reward.post_process",
     ),
-    _fault(
-        "weights.mixed",
-        "one rollout across weight versions",
-        "responses that several weight versions sampled",
-        "updates while sequences are open; sampling.partial states that this is meant",
-        "K-078",
-    ),
-    _fault(
-        "weights.stale",
-        "samples older than allowed",
-        "samples whose weights are further behind those that train than the settings allow",
-        "the queue between sampler and trainer; sampling.max_staleness",
-        "K-069",
-        "K-071",
-    ),
-    _fault(
-        "weights.newer",
-        "sampled by newer weights than those that train",
-        "samples of newer weights than computed the trainer's log-probs",
-        "where versions are counted; which weights recomputed the log-probs",
-        "K-071",
-    ),
-    _fault(
-        "weights.old-newer",
-        "old log-probs recomputed with newer weights",
-        "old log-probs of newer weights than the step's own log-probs",
-        "when old log-probs are recomputed, and with which weights",
-        "K-069",
-    ),
-    _fault(
-        "ledger",
-        "samples that got lost on the way",
-        "fates of samples that do not add up to those that were recorded",
-        "queues that are drained, buffers that are not saved with a checkpoint",
-        "K-075",
-        "K-076",
-    ),
-    _fault(
-        "weights.backwards",
-        "weights that go back",
-        "a span of a response sampled by older weights than the span before it",
-        "engines of one pool that were not updated together",
-        "K-073",
-    ),
-    _fault(
-        "weights.never-counted",
-        "weight version always 0",
-        "weight versions that are 0 for ever",
-        "which workers the version is sent to",
-        "K-071",
-    ),
-    _fault(
+    fault(
         "kl.negative",
         "the recorded KL was overwritten in place",
         "a KL below 0 by an estimator that never is",
@@ -202,7 +152,7 @@ FAULTS = (
         "K-027",
         stage="advantage.kl",
     ),
-    _fault(
+    fault(
         "kl.edited",
         "the recorded KL was overwritten in place",
         "the reward at the last token of the KL",
@@ -210,7 +160,7 @@ FAULTS = (
         "K-027",
         stage="advantage.kl",
     ),
-    _fault(
+    fault(
         "metric.disagrees",
         "a metric by another definition",
         "a logged metric that its definition does not give",
@@ -219,7 +169,7 @@ FAULTS = (
         "K-053",
         stage="loss.policy",
     ),
-    _fault(
+    fault(
         "metric.stuck",
         "a metric that cannot move",
         "a clip fraction of exactly 0, with ratios beyond the bounds",

@@ -1,17 +1,19 @@
 """The ledger: fates of samples are events, and what was generated has to be accounted for."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.helpers.cohorts import ROLLOUT_COLUMNS, record
-from tests.helpers.recorded import captured, enabled, reasons
+from tests.helpers.recorded import captured, enabled, reasons, switched
 from tests.helpers.scenes import drawn
-from trajreplay import Lake
+from trajreplay import Lake, SampleRecord, Settings, capture
 from trajreplay.capture import CaptureWarning, Recorder
 
+FAULT_CASES = Path(__file__).parent.parent / "cases" / "fault_cases.json"
 OTHERS = ["x-1", "x-2", "x-3"]
 
 
@@ -114,3 +116,106 @@ def test_a_reason_that_is_a_text_never_reaches_the_lake(lake: Lake, fate: str, r
     assert len(reasons(lake)) == 1
     for file in Path(lake.path).rglob("*"):
         assert not file.is_file() or b"hello" not in file.read_bytes()
+
+
+def case(name: str) -> dict[str, Any]:
+    (found,) = [one for one in json.loads(FAULT_CASES.read_text()) if one["id"] == name]
+    return dict(found)
+
+
+def prompts(numbers: Sequence[int]) -> list[SampleRecord]:
+    """A sample of each of some prompts."""
+    return [SampleRecord(f"prompt-{one}", 1, 1, [1], group_id=f"g-{one}") for one in numbers]
+
+
+def names(numbers: Sequence[int]) -> list[str]:
+    return [one.sample_id for one in prompts(numbers)]
+
+
+def recording(lake: Lake, **options: Any) -> Recorder:
+    recorder = capture.enable(
+        switched(lake), settings=Settings(), rollout_stages=["sample"], **options
+    )
+    assert isinstance(recorder, Recorder)
+    return recorder
+
+
+def named(lake: Lake) -> set[str]:
+    return {
+        fault
+        for one in lake.explain().explanations
+        for hypothesis in one.hypotheses
+        for fault in hypothesis.faults
+    }
+
+
+@pytest.mark.parametrize("side", ["right", "wrong"])
+def test_completed_groups_that_are_thrown_away_are_missed(lake: Lake, side: str) -> None:
+    """K-075: what is ready beyond a batch is left in the queue, or is lost."""
+    told = case("K-075")
+    queued = told[side]["left_in_queue"]
+    recorder = recording(lake)
+    with recorder.rollout(0):
+        recorder.note("generated", names(told["inputs"]["groups_ready"]))
+        if queued:
+            recorder.note("buffered", names(queued))
+        recorder.record(prompts(told[side]["returned"]))
+    recorder.close()
+    report = lake.replay()
+    if side == "right":
+        assert report.verdict != "diverged"
+        assert not named(lake)
+        return
+    assert report.first_divergent_stage == told["stage"]
+    (found,) = [one for one in report.cohorts[0].findings if one.check == "ledger"]
+    what, _, which = found.message.partition(": ")
+    assert what.endswith("generated, and neither recorded nor filtered nor buffered")
+    assert which.split() == names(told["wrong"]["lost"])
+    assert named(lake) == {"ledger"}
+
+
+@pytest.mark.parametrize("side", ["right", "wrong"])
+def test_a_restart_that_skips_what_was_generated_is_told(lake: Lake, side: str) -> None:
+    """K-076: half a generation is trained on, the rest is in a buffer that no checkpoint holds."""
+    told = case("K-076")
+    given, config = told["inputs"]["prompt_ids"], told["config"]
+    made, batch = given[: config["generation_batch"]], config["train_batch"]
+    recorder = recording(lake)
+    with recorder.rollout(0):
+        recorder.note("generated", names(made))
+        recorder.note("buffered", names(made[batch:]))
+        recorder.record(prompts(made[:batch]))
+    recorder.close()
+    following = told[side]["next_after_resume"]
+    recorder = recording(lake, attempt=1, resume_rollout_id=1)
+    with recorder.rollout(1):
+        new = [one for one in following if one not in made]
+        if new:
+            recorder.note("generated", names(new))
+        recorder.record(prompts(following))
+    recorder.close()
+    report = lake.replay()
+    assert report.verdict != "diverged"
+    found = [one for cohort in report.cohorts for one in cohort.findings if "ledger" in one.check]
+    assert [(one.check, one.stage) for one in found] == (
+        [] if side == "right" else [("ledger.restart", told["stage"])]
+    )
+    assert named(lake) == (set() if side == "right" else {"ledger.restart"})
+    skipped = names(told["wrong"]["never_trained"])
+    assert all(one.message.partition(": ")[2].split() == skipped for one in found)
+
+
+def test_a_buffer_that_is_only_half_used_after_a_restart_is_none_that_was_lost(lake: Lake) -> None:
+    recorder = recording(lake)
+    with recorder.rollout(0):
+        recorder.note("generated", names([0, 1, 2]))
+        recorder.note("buffered", names([1, 2]))
+        recorder.record(prompts([0]))
+    recorder.close()
+    recorder = recording(lake, attempt=1, resume_rollout_id=1)
+    for rollout, (new, given) in enumerate([([3], [1, 3]), ([4], [4])], 1):
+        with recorder.rollout(rollout):
+            recorder.note("generated", names(new))
+            recorder.record(prompts(given))
+    recorder.close()
+    assert not named(lake)
