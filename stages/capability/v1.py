@@ -101,7 +101,15 @@ def _later_reason(stage: str, settings: Settings) -> str:
 
 
 def is_plain(stage: str, settings: Settings) -> bool:
-    """Whether the settings of a stage are such as V1 had: the error of its kernels is bounded."""
+    """Whether the settings of a stage are such as V1 had: its kernels recompute it.
+
+    Rewards without a baseline are not, and nor are those over a deviation alone: what a lone
+    sample and a constant group score is `reward.lone`, of which V1 knew nothing.
+    """
+    reward = settings.reward
+    scored = stage == "reward.post_process" and reward.grouping != "none"
+    if scored and (reward.baseline != "mean" or (reward.divide_by_std and not reward.epsilon > 0)):
+        return False
     return not (_estimator_reason(settings) or _reason(stage, settings)) and not any(
         _later(section, settings) for section in stage_named(stage).settings
     )

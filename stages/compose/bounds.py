@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import isfinite
 from typing import Any
 
 from trajreplay.schema import LossSettings, ValueSettings
@@ -70,8 +71,10 @@ def _dual(bound: float, share: float) -> float:
 
 def _longer(bounds: Interval, share: float) -> Interval:
     low, high = bounds
-    moved = low - share * (1.0 + abs(low)), high + share * (1.0 + abs(high))
-    return moved if moved[0] <= moved[1] else bounds
+    # An infinite end has no last place: it stays, and the other one moves alone.
+    low = low - share * (1.0 + abs(low)) if isfinite(low) else low
+    high = high + share * (1.0 + abs(high)) if isfinite(high) else high
+    return (low, high) if low <= high else bounds
 
 
 _AGAINST = ("correction_bounds", "veto", "m2_threshold", "opsm_delta")
