@@ -6,8 +6,8 @@ from torch import Tensor
 
 from trajreplay.schema.contracts import stage_named
 from trajreplay.schema.settings import LOSS_TERMS
+from trajreplay.stages.aggregates import Aggregates, aggregation_of
 from trajreplay.stages.cohort import LoadedCohort
-from trajreplay.stages.denominators import Denominators
 from trajreplay.stages.outputs import Recorded, is_stated
 from trajreplay.stages.report import Finding
 
@@ -34,7 +34,7 @@ def judge_coverage(
     cohort: LoadedCohort,
     stage: str,
     found: list[Recorded],
-    denominators: Denominators,
+    aggregates: Aggregates,
     every: Tensor,
 ) -> None:
     """A loss of which a scalar is missing, unstated or not comparable is not verified.
@@ -43,7 +43,7 @@ def judge_coverage(
         cohort: The cohort, whose last result is that of the stage.
         stage: The stage.
         found: Its recorded outputs of the stage.
-        denominators: What means over packed samples divide by.
+        aggregates: What means over packed samples divide by.
         every: (K,) int64. The packed samples of the cohort.
     """
     needed = cohort.abilities[stage].writes
@@ -58,7 +58,7 @@ def judge_coverage(
             note = f"{left} scalars were not compared: they need the whole cohort"
             result.message = f"{result.message}; {note}" if result.message else note
         return
-    odd = _odd_denominators(cohort, stated, denominators, every)
+    odd = _odd_denominators(cohort, stated, aggregates, every)
     if odd and result.verdict != "diverged":
         result.verdict, result.message = "unverified", odd[0]
         return
@@ -86,17 +86,18 @@ def judge_coverage(
 
 
 def _odd_denominators(
-    cohort: LoadedCohort, stated: list[Recorded], denominators: Denominators, every: Tensor
+    cohort: LoadedCohort, stated: list[Recorded], aggregates: Aggregates, every: Tensor
 ) -> list[str]:
     """Scalars divided by a number that counts nothing of theirs: nothing says that it is right."""
-    loss = cohort.settings.loss
-    settled = loss.batch_reduction
-    noun = "trained tokens" if loss.aggregation == "token-mean" else "samples"
-    by_rows = (loss.denominator_rows, loss.fragments) == ("all", "own")
-    by_rows = by_rows and loss.aggregation.startswith("seq-mean")
+    settled = cohort.settings.loss.batch_reduction
     odd: list[str] = []
     for one in stated:
         output = one.output
+        loss = aggregation_of(cohort.settings, output.stage, output.field)
+        denominators = aggregates.of(output.field)
+        noun = "trained tokens" if loss.aggregation == "token-mean" else "samples"
+        by_rows = (loss.denominator_rows, loss.fragments) == ("all", "own")
+        by_rows = by_rows and loss.aggregation.startswith("seq-mean")
         divided = output.denominator if output.values is None else None
         if divided is not None:
             counts: set[float | None] = {*denominators.known(output, one.samples, every)}

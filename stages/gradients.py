@@ -34,6 +34,7 @@ _KNOWN = {
     *("aggregation", "batch_reduction", "mean_over", "micro_batch_weight", "token_count"),
     *("denominator_rows", "constant_norm", "constant_norm_by_rows", "fragments"),
     *("use_kl_loss", "tis", "opsm", "opd", "per_token", "count_epsilon"),
+    *("metrics_aggregation", "undefined_weight"),  # of metrics, and of weights that none has here
 }
 _OFF = LossSettings()
 
@@ -59,10 +60,10 @@ def judge_gradients(block: Block, outputs: Sequence[list[Recorded]], losses: Sam
             _tell(cohort, "warning", f"recorded and not compared: {reason}")
         return
     shares, covered = _shares(block, outputs, losses)
-    terms = losses.gradients()
+    terms = losses.of_tokens.gradients()
     undecided = torch.zeros(len(shares), dtype=torch.bool)
     for moved in (SHARE, -SHARE):
-        other = losses.gradients(moved)["pg_loss"]
+        other = losses.of_tokens.gradients(moved)["pg_loss"]
         undecided |= (other - terms["pg_loss"]).abs() > _FLOAT32 * terms["pg_loss"].abs()
     # What is under the mask adds nothing, whatever it is.
     counted = shares != 0

@@ -23,7 +23,8 @@ from trajreplay.stages.outputs import (
     sample_values,
 )
 from trajreplay.stages.report import Divergence, Finding
-from trajreplay.stages.sample_losses import SampleLosses, token_reads
+from trajreplay.stages.sample_losses import SampleLosses
+from trajreplay.stages.token_losses import token_reads
 
 
 def replay_loss_policy(block: Block) -> None:
@@ -63,7 +64,7 @@ def _replay(block: Block, stage: str) -> None:
     for index, (cohort, found) in enumerate(zip(block.cohorts, outputs, strict=True)):
         _name_uncompared(cohort, stage, found, isolated)
         start, stop = block.packed.sample_bounds[index : index + 2]
-        judge_coverage(cohort, stage, found, isolated.denominators, torch.arange(start, stop))
+        judge_coverage(cohort, stage, found, isolated.aggregates, torch.arange(start, stop))
     if stage == POLICY:
         judge_gradients(block, outputs, isolated)
 
@@ -91,8 +92,8 @@ def _compare(block: Block, outputs: list[Recorded], losses: SampleLosses) -> Loo
         by_sample = one.output.scope == "sample"
         if by_sample and one.output.field in losses.of_batches:
             raise StageError(
-                f"{one.output.field} is recorded of each sample, and loss.nll_coef adds a mean "
-                "over its micro-batch, which no sample has a part of",
+                f"{one.output.field} is recorded of each sample, and loss.nll_coef or "
+                "loss.terms_aggregation adds a mean of another kind, which no sample has a part of",
                 hint="Record it of the micro-batch, the rank or all ranks.",
             )
         scope = _compare_samples if by_sample else _compare_sum
@@ -122,16 +123,18 @@ def summed_scalars(block: Block, one: Recorded, losses: SampleLosses) -> Iterato
     output, name = one.output, one.output.field
     tolerance = block.tolerance(one.output.stage, name)
     samples = len(one.samples)
-    by_batch = losses.denominators.by_batch(output)
+    denominators = losses.aggregates.of(name)
+    by_batch = denominators.by_batch(output)
     total = losses.totals(one.samples, by_batch=by_batch)[name]
-    divisor = losses.denominators.divisor(output, one.samples)
+    divisor = denominators.divisor(output, one.samples)
     weight = abs(output.scale / divisor) or torch.finfo(torch.float64).tiny
-    apart, apart_error = losses.apart(name, one.samples)
+    apart = losses.apart(one)
 
     def slack() -> float:
         same = torch.zeros(samples, dtype=torch.int64)
         errors = losses.total_errors(name, one.samples, by_batch=by_batch)
         own = float(scatter_sum_error(errors, same, 1).error)
+        apart_error = losses.apart_error(one)
         return own + (apart_error / weight if apart_error else 0.0)
 
     narrow = _in_float32(losses, one, divisor) if block.exact else (None, None)
@@ -161,10 +164,10 @@ def summed_scalars(block: Block, one: Recorded, losses: SampleLosses) -> Iterato
 def _in_float32(losses: SampleLosses, one: Recorded, divisor: float) -> tuple[float, float]:
     """The bits of a scalar and of its numerator in float32; NaN where none are of samples."""
     output, name = one.output, one.output.field
-    if name in losses.of_batches or losses.apart(name, one.samples) != (0.0, 0.0):
+    if name in losses.of_batches or losses.apart(one):
         return torch.nan, torch.nan
-    by_batch = losses.denominators.by_batch(output)
-    shares = losses.denominators.shares if by_batch else None
+    by_batch = losses.aggregates.of(name).by_batch(output)
+    shares = losses.aggregates.shares(name) if by_batch else None
     total = losses.float32.total(name, one.samples, shares)
     return losses.float32.scaled(total, output.scale, divisor), total
 

@@ -23,10 +23,11 @@ class Float32Losses:
 
     Args:
         means: By field, of each sample.
-        by_mean: Whether a sample enters a total with its mean over tokens, not with its sum.
+        by_mean: By field, whether a sample enters a total with its mean over tokens, not with
+            its sum.
     """
 
-    def __init__(self, means: dict[str, MaskedMean], *, by_mean: bool) -> None:
+    def __init__(self, means: dict[str, MaskedMean], by_mean: dict[str, bool]) -> None:
         self._means, self._by_mean = means, by_mean
 
     def samples(self, name: str, chosen: Tensor, output: Output) -> Tensor:
@@ -38,7 +39,7 @@ class Float32Losses:
     def total(self, name: str, chosen: Tensor, shares: Tensor | None) -> float:
         """The sum over samples, one added after the other; each times its share, if there are."""
         one = self._means[name]
-        values = one.mean if self._by_mean else one.numerator
+        values = one.mean if self._by_mean[name] else one.numerator
         if shares is not None:
             values = values * shares.float()
         sums = np.add.accumulate(values[chosen].numpy(), dtype=np.float32)

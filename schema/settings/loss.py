@@ -26,6 +26,8 @@ CRITERIA = tuple(
     for metric in ("ratio", "factor", "k1", "k2", "k3")
 )
 
+_AGGREGATIONS = ("seq-mean-token-mean", "token-mean", "seq-mean-token-sum")
+
 
 @dataclass(frozen=True)
 class LossSettings:
@@ -38,6 +40,11 @@ class LossSettings:
         aggregation: How tokens become the value of a sample or scope: `seq-mean-token-mean`,
             `token-mean`, `seq-mean-token-sum`, or `constant-norm`, a sum over a constant;
             `sum-of-sample-mean` is the first with batch_reduction sum.
+        terms_aggregation: The same of the entropy and the KL in the loss: `same` as its surrogate,
+            or of their own (OpenRLHF, and verl beside GSPO or SAPO: `token-mean`).
+        terms_mean_over: As mean_over, of those two (verl's legacy actor).
+        metrics_aggregation: The same of what is recorded of the ratio: clip fractions and ppo_kl
+            (OpenRLHF and verl: `token-mean`).
         batch_reduction: How sample means become one number: `sum` or `mean`.
         old_source: Denominator of the ratio: `old` log-probs, which are those of the proximal
             policy where the loss is decoupled (AReaL), or `rollout`.
@@ -140,9 +147,10 @@ class LossSettings:
     eps_clip: float = number(0.2)
     eps_clip_high: float | None = number(None)
     entropy_coef: float = number(0.0)
-    aggregation: str = name(
-        "seq-mean-token-mean", "token-mean", "seq-mean-token-sum", "constant-norm"
-    )
+    aggregation: str = name(*_AGGREGATIONS, "constant-norm")
+    terms_aggregation: str = name("same", *_AGGREGATIONS)
+    terms_mean_over: str = name("same", "scope", "micro-batch")
+    metrics_aggregation: str = name("same", *_AGGREGATIONS)
     batch_reduction: str = name("sum", "mean")
     old_source: str = name("old", "rollout")
     proximal: str = name("recorded", "interpolated")
@@ -223,9 +231,11 @@ class LossSettings:
 
 @dataclass(frozen=True)
 class ValueSettings:
-    """The value loss, aggregated as the policy loss is.
+    """The value loss, aggregated as the policy loss is unless it says otherwise.
 
     Args:
+        aggregation: As loss.aggregation: `same`, or of its own (verl's critic).
+        mean_over: As loss.mean_over: `same`, or of its own.
         clip: How far the value may move from the old one before the loss ignores it; None for no
             clip.
         factor: Of the squared error: 1 in slime and Relax, 0.5 elsewhere.
@@ -237,6 +247,8 @@ class ValueSettings:
             a token whose clipped `loss` is the larger.
     """
 
+    aggregation: str = name("same", *_AGGREGATIONS, "constant-norm")
+    mean_over: str = name("same", "scope", "micro-batch")
     clip: float | None = number(0.2, optional=True)
     factor: float = number(1.0)
     huber_delta: float | None = number(None)

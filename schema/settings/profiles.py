@@ -72,6 +72,7 @@ _ALL = (
                 dual_clip=3.0,
                 log_ratio_clamp=_BOTH_TWENTY,
                 kl_loss_estimator="low_var_kl",
+                metrics_aggregation="token-mean",
                 count_epsilon=1e-8,
             ),
             value=_HALF_SQUARE,
@@ -133,7 +134,11 @@ _ALL = (
                 kl_in_reward=True,
             ),
             loss=LossSettings(
-                aggregation="token-mean", batch_reduction="mean", log_ratio_clamp=_BOTH_TWENTY
+                aggregation="token-mean",
+                batch_reduction="mean",
+                terms_aggregation="token-mean",
+                metrics_aggregation="token-mean",
+                log_ratio_clamp=_BOTH_TWENTY,
             ),
             value=_HALF_SQUARE,
         ),

@@ -33,17 +33,27 @@ def _by_micro_batch(loss: LossSettings) -> str:
 
 def _over_batches(loss: LossSettings) -> str:
     """The setting by which means are taken over micro-batches; empty if they are not."""
-    if loss.mean_over == "micro-batch" and loss.batch_reduction == "mean":
-        return "loss.mean_over is 'micro-batch'"
+    for name in ("mean_over", "terms_mean_over"):
+        if getattr(loss, name) == "micro-batch" and loss.batch_reduction == "mean":
+            return f"loss.{name} is 'micro-batch'"
     return ""
 
 
-def only_inspected(stage: str, loss: LossSettings, columns: Collection[str]) -> str:
+def _value_over_batches(settings: Settings) -> str:
+    """The same of a value loss."""
+    found = settings.value.mean_over
+    own = settings.loss.mean_over if found == "same" else found
+    if own == "micro-batch" and settings.loss.batch_reduction == "mean":
+        return f"{'loss' if found == 'same' else 'value'}.mean_over is 'micro-batch'"
+    return ""
+
+
+def only_inspected(stage: str, settings: Settings, columns: Collection[str]) -> str:
     """Why a loss can be looked at and not recomputed; empty if it can."""
-    policy = stage == "loss.policy"
+    policy, loss = stage == "loss.policy", settings.loss
     if policy and loss.surrogate == "clip-cov":
         return "loss.surrogate is 'clip-cov', which chooses tokens at random"
-    acting = _by_micro_batch(loss) if policy else _over_batches(loss)
+    acting = _by_micro_batch(loss) if policy else _value_over_batches(settings)
     if acting and "micro_batch_id" not in columns:
         return f"{acting}, and the micro-batch of samples was not captured"
     return ""
@@ -84,6 +94,7 @@ def loss_contradictions(settings: Settings) -> Iterator[str]:
     yield from _of_corrections(loss)
     yield from _of_sources(settings)
     yield from _of_means(loss)
+    yield from _of_own_means(loss)
 
 
 def _of_sources(settings: Settings) -> Iterator[str]:
@@ -190,7 +201,37 @@ def value_contradictions(settings: Settings) -> Iterator[str]:
             yield f"value.{name} is {found:g}, expected more than 0"
     if settings.value.counts == "kept":
         yield from rejected("value.counts", settings)
-    yield from _of_means(settings.loss)
+    own, loss = settings.value, settings.loss
+    if (own.aggregation, own.mean_over) == ("same", "same"):
+        yield from _of_means(loss)
+        return
+    if loss.fragments == "shared":
+        yield "value.aggregation or value.mean_over is stated and loss.fragments are 'shared'"
+    kind = loss.aggregation if own.aggregation == "same" else own.aggregation
+    over = loss.mean_over if own.mean_over == "same" else own.mean_over
+    if kind == "constant-norm" and not loss.constant_norm:
+        yield "value.aggregation is 'constant-norm' and loss.constant_norm is not stated"
+    if over == "micro-batch" and (kind == "constant-norm" or loss.batch_reduction != "mean"):
+        yield (
+            f"value.mean_over is {over!r}, the aggregation {kind!r} and loss.batch_reduction "
+            f"{loss.batch_reduction!r}"
+        )
+
+
+def _of_own_means(loss: LossSettings) -> Iterator[str]:
+    """What terms and metrics that become one number in their own way do not go with."""
+    for name in ("terms_aggregation", "terms_mean_over", "metrics_aggregation"):
+        if getattr(loss, name) != "same":
+            yield from _apart(f"loss.{name} is {getattr(loss, name)!r}", loss)
+    if loss.terms_mean_over == "micro-batch" and loss.batch_reduction != "mean":
+        yield "loss.terms_mean_over is 'micro-batch' and loss.batch_reduction is 'sum'"
+
+
+def _apart(what: str, loss: LossSettings) -> Iterator[str]:
+    if loss.fragments == "shared":
+        yield f"{what} and loss.fragments are 'shared'"
+    if loss.aggregation == "constant-norm" and loss.mean_over == "scope":
+        yield f"{what} and loss.aggregation is 'constant-norm'"
 
 
 def policy_needs(settings: Settings, columns: Collection[str]) -> Needs:
@@ -234,7 +275,7 @@ def _scalars(loss: LossSettings, bonus: bool) -> tuple[str, ...]:
 def value_needs(settings: Settings, columns: Collection[str]) -> Needs:
     """Columns that a value loss reads, and the scalars that it is held against."""
     old = ("old_values",) if settings.value.clip is not None else ()
-    batch = ("micro_batch_id",) if _over_batches(settings.loss) else ()
+    batch = ("micro_batch_id",) if _value_over_batches(settings) else ()
     shared = ("trajectory_id",) if settings.loss.fragments == "shared" else ()
     kept: tuple[str, ...] = ()
     if settings.value.counts == "kept":

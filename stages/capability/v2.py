@@ -41,9 +41,7 @@ def ability(
     if cut and stage == "loss.policy" and settings.loss.nll_coef:
         reason = "loss.nll_coef is stated, a mean over whole samples, of which ranks hold shards"
         return Ability("unsupported", reason)
-    if stage.startswith("loss.") and (
-        shown := losses.only_inspected(stage, settings.loss, columns)
-    ):
+    if stage.startswith("loss.") and (shown := losses.only_inspected(stage, settings, columns)):
         return Ability("inspect-only", shown)
     reason = next(_unknown(stage, settings), "") or next(_contradictions(stage, settings), "")
     if reason:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from trajreplay.schema import Settings, TrajReplayError, with_changes
 from trajreplay.schema.identity import ParallelCoordinates
+from trajreplay.stages.aggregates import aggregation_of
 from trajreplay.stages.capability import LOG_PROB_SOURCES, ability, message_faults
 from trajreplay.stages.compose.advantages import (
     AdvantageInputs,
@@ -186,9 +187,12 @@ def _loss(settings: Settings) -> Tensor:
     found = policy_terms(loss, LossInputs(columns, mask, _offsets()))
     terms = found.terms
     coefs = {"pg_loss": 1.0, "kl_loss": loss.kl_loss_coef, "entropy_loss": -loss.entropy_coef}
-    tokens = sum(coef * terms[name] for name, coef in coefs.items() if name in terms)
-    assert isinstance(tokens, Tensor)
-    return _aggregated(settings, tokens, found) + loss.nll_coef * _nll(found.summed)
+    parts = [
+        coef * _aggregated(settings, "loss.policy", name, found)
+        for name, coef in coefs.items()
+        if name in terms
+    ]
+    return torch.stack(parts).sum() + loss.nll_coef * _nll(found.summed)
 
 
 def _nll(summed: Tensor) -> Tensor:
@@ -199,17 +203,16 @@ def _nll(summed: Tensor) -> Tensor:
 def _value(settings: Settings) -> Tensor:
     terms, mask = value_terms(settings.value, _columns()), torch.tensor(_MASK) != 0
     counted = value_tokens(settings, LossInputs(_columns(), mask, _offsets()))
-    return _aggregated(settings, terms["value_loss"], PolicyTerms(terms, counted, counted))
+    found = PolicyTerms(terms, counted, counted)
+    return _aggregated(settings, "loss.value", "value_loss", found)
 
 
-def _aggregated(settings: Settings, tokens: Tensor, found: PolicyTerms | None = None) -> Tensor:
-    loss, mask = settings.loss, torch.tensor(_MASK).double()
-    counted = mask if found is None else found.counted.double()
-    counts = segment_sum(counted, _offsets())
-    epsilon = loss.count_epsilon
+def _aggregated(settings: Settings, stage: str, name: str, found: PolicyTerms) -> Tensor:
+    loss = aggregation_of(settings, stage, name)
+    counts, epsilon = segment_sum(found.counted.double(), _offsets()), loss.count_epsilon
     means = seq_mean_token_mean(
-        tokens,
-        mask if found is None else found.summed.double(),
+        found.terms[name],
+        found.summed.double(),
         _offsets(),
         denominator=counts + epsilon if epsilon else counts.clamp(min=1.0),
     )

@@ -144,10 +144,35 @@ class LossTrainer(SurrogateRows):
     ) -> float:
         """One scalar over some samples, from its terms by token of every sample."""
         loss = self.settings.loss
-        if loss.mean_over == "micro-batch":
+        if name == "loss":
+            added = {"pg_loss": 1.0, "entropy_loss": -loss.entropy_coef}
+            added["kl_loss"] = loss.kl_loss_coef
+            parts = [
+                coef * self.scalar(stage, one, terms, rows)
+                for one, coef in added.items()
+                if one in terms[0]
+            ]
+            nll = loss.nll_coef * self._nll(rows) if loss.nll_coef else 0.0
+            return math.fsum(parts) + nll
+        if self._way(stage, name)[1] == "micro-batch":
             return self._of_means(stage, name, terms, rows)
-        mean = self._mean(stage, name, terms, rows)
-        return mean + loss.nll_coef * self._nll(rows) if name == "loss" else mean
+        return self._mean(stage, name, terms, rows)
+
+    def _way(self, stage: str, name: str) -> tuple[str, str]:
+        """How a scalar becomes one number: its aggregation, and what its mean is over."""
+        loss, value = self.settings.loss, self.settings.value
+        kind, over = "same", "same"
+        if name in ("entropy_loss", "kl_loss"):
+            kind, over = loss.terms_aggregation, loss.terms_mean_over
+        elif name not in ("pg_loss", "value_loss"):
+            kind = loss.metrics_aggregation
+        if stage == "loss.value":
+            kind = value.aggregation if kind == "same" else kind
+            over = value.mean_over
+        return (
+            loss.aggregation if kind == "same" else kind,
+            loss.mean_over if over == "same" else over,
+        )
 
     def _nll(self, rows: list[int]) -> float:
         """The sum over micro-batches of the mean of -log pi in samples that scored."""
@@ -186,7 +211,8 @@ class LossTrainer(SurrogateRows):
         summed, counted = (self.summed, self.counted) if policy else (self.valued, self.valued)
         sums = [sum(m * x for m, x in zip(summed[r], terms[r][name], strict=True)) for r in rows]
         counts = [sum(counted[r]) for r in rows]
-        if loss.aggregation == "seq-mean-token-mean":
+        aggregation = self._way(stage, name)[0]
+        if aggregation == "seq-mean-token-mean":
             whole = [self._shared_tokens(row, counted) for row in rows]
             sums = [one / self.divided(count) for one, count in zip(sums, whole, strict=True)]
         total = math.fsum(sums)
@@ -196,12 +222,12 @@ class LossTrainer(SurrogateRows):
         there = len({one for one, count in pairs if count > 0 or not with_tokens})
         if loss.denominator_rows == "kept":
             there = sum(1 for row in rows if any(counted[row]) or not any(self.masks[row]))
-        if loss.aggregation == "constant-norm":
+        if aggregation == "constant-norm":
             total /= float(loss.constant_norm or 1.0)
             return total / there if loss.constant_norm_by_rows else total
         if loss.batch_reduction == "sum":
             return total
-        if loss.aggregation == "token-mean":
+        if aggregation == "token-mean":
             least = 1.0 if loss.token_count == "at-least-one" else 0.0
             return total / (
                 (sum(max(count, least) for count in counts) or 1.0) + loss.count_epsilon

@@ -422,6 +422,47 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
         },
         POLICY,
     ),
+    "kl of tokens beside gspo": (
+        {
+            "loss.ratio": "sequence-mean",
+            "loss.kl_loss_coef": 0.1,
+            "loss.terms_aggregation": "token-mean",
+            "loss.metrics_aggregation": "token-mean",
+            **MEAN,
+        },
+        POLICY,
+    ),
+    "entropy of samples beside tokens": (
+        {
+            "loss.aggregation": "token-mean",
+            "loss.terms_aggregation": "seq-mean-token-mean",
+            **MEAN,
+        },
+        POLICY,
+    ),
+    "terms by micro-batch": (
+        {"loss.kl_loss_coef": 0.1, "loss.terms_mean_over": "micro-batch", **MEAN},
+        POLICY,
+    ),
+    "terms of the scope beside micro-batches": (
+        {
+            "loss.mean_over": "micro-batch",
+            "loss.terms_mean_over": "scope",
+            "loss.terms_aggregation": "token-mean",
+            **MEAN,
+        },
+        POLICY,
+    ),
+    "sums of tokens beside means": ({"loss.terms_aggregation": "token-mean"}, POLICY),
+    "value of tokens": ({"value.aggregation": "token-mean", **MEAN}, VALUE),
+    "value by micro-batch": (
+        {"value.aggregation": "token-mean", "value.mean_over": "micro-batch", **MEAN},
+        VALUE,
+    ),
+    "value over a norm": (
+        {"value.aggregation": "constant-norm", "loss.constant_norm": 16.0},
+        VALUE,
+    ),
     "an empty sample is a token": (
         {"loss.aggregation": "token-mean", "loss.token_count": "at-least-one", **MEAN},
         POLICY,
@@ -557,6 +598,27 @@ BESIDE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "what an advantage counts": (CLIPPED | WHITE, {"advantage.counts": "kept"}, ESTIMATE),
     "what a value loss counts": (CLIPPED, {"value.counts": "kept"}, VALUE),
     "the tokens that are masked of a value loss": (CLIPPED, {"value.counts": "response"}, VALUE),
+    "how a kl becomes one number": (
+        {"loss.kl_loss_coef": 0.1, **MEAN},
+        {"loss.terms_aggregation": "token-mean"},
+        POLICY,
+    ),
+    "what a kl is averaged over": (
+        {"loss.kl_loss_coef": 0.1, "loss.aggregation": "token-mean", **MEAN},
+        {"loss.terms_mean_over": "micro-batch"},
+        POLICY,
+    ),
+    "how a clip fraction becomes one number": (
+        MEAN,
+        {"loss.metrics_aggregation": "token-mean"},
+        POLICY,
+    ),
+    "how values become one number": (MEAN, {"value.aggregation": "token-mean"}, VALUE),
+    "what values are averaged over": (
+        {"loss.aggregation": "token-mean", **MEAN},
+        {"value.mean_over": "micro-batch"},
+        VALUE,
+    ),
     "the samples that are masked": (
         {
             "loss.rejection": {"mean-factor": (-math.inf, 1.03)},
@@ -627,6 +689,23 @@ def test_a_weight_that_float32_does_not_hold_becomes_what_is_stated(
             "loss.proximal is not 'recorded'",
         ),
         ({"loss.denominator_rows": "kept", **KEPT, **MEAN}, POLICY, "denominator_rows are 'kept'"),
+        (
+            {"loss.terms_aggregation": "token-mean", "loss.fragments": "shared"},
+            POLICY,
+            "loss.fragments are 'shared'",
+        ),
+        ({"loss.terms_mean_over": "micro-batch"}, POLICY, "batch_reduction is 'sum'"),
+        ({"value.mean_over": "micro-batch"}, VALUE, "value.mean_over is 'micro-batch'"),
+        ({"value.aggregation": "constant-norm"}, VALUE, "loss.constant_norm is not stated"),
+        (
+            {
+                "loss.aggregation": "constant-norm",
+                "loss.constant_norm": 4.0,
+                "loss.metrics_aggregation": "token-mean",
+            },
+            POLICY,
+            "'constant-norm'",
+        ),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused_by_name(
