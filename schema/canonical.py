@@ -93,7 +93,12 @@ def read_float(text: object) -> float:
     raise ValueError(f"{text!r} is no number")
 
 
+_AS_THEY_ARE = frozenset((str, int, bool, type(None)))
+
+
 def _exact(value: Any) -> Any:
+    if type(value) in _AS_THEY_ARE:
+        return value
     if isinstance(value, float):
         return write_float(value)
     if isinstance(value, dict):

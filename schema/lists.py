@@ -89,3 +89,22 @@ def non_finite(values: pa.Array) -> int:
         if np.isfinite(np.add.reduce(numbers)):  # then so is every one of them
             return 0
     return int(np.count_nonzero(~np.isfinite(numbers)))
+
+
+_SMALL_BYTES = 4096
+
+
+def small_content(array: pa.Array) -> tuple[bytes | None, ...] | None:
+    """The buffers of an array without lists, if they are small: what is made of it may be kept.
+
+    Many columns of a capture, such as its keys, are those of the capture before.
+    """
+    if array.offset or array.nbytes > _SMALL_BYTES or array.type.num_fields:
+        return None
+    return tuple([one and one.to_pybytes() for one in array.buffers()])
+
+
+def of_content(kind: pa.DataType, rows: int, content: tuple[bytes | None, ...]) -> pa.Array:
+    """The array that has these buffers."""
+    buffers = [None if one is None else pa.py_buffer(one) for one in content]
+    return pa.Array.from_buffers(kind, rows, buffers)

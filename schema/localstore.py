@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -202,15 +203,17 @@ class LocalStore:
             remove_if_there(temporary)
 
     def _make_folders(self, folder: str) -> None:
-        absolute = self.root / folder
-        if absolute.is_dir():
+        self._make_folder(f"{self._prefix}{folder}")
+
+    def _make_folder(self, absolute: str) -> None:
+        """Make a folder durable, after those above it, unless it is there."""
+        if os.path.isdir(absolute):
             return
-        missing = [absolute]
-        while not missing[-1].parent.is_dir():
-            missing.append(missing[-1].parent)
-        for one in reversed(missing):
-            one.mkdir(exist_ok=True)
-            sync_folder(str(one.parent))
+        above = os.path.dirname(absolute)
+        self._make_folder(above)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(absolute)
+        sync_folder(above)
 
     def remove(self, path: str) -> None:
         """Remove a file that no entry names; one that is gone already is no error."""

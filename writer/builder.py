@@ -96,6 +96,7 @@ class CaptureBuilder:
         self._origins: dict[str, LogProbOrigin] = {}
         self._outputs: dict[tuple[str, ...], Output] = {}
         self._dropped: str | None = None
+        self._checked = False  # nothing was handed over since it was found to be whole
 
     def __enter__(self) -> Self:
         sweep_once(self._store)
@@ -135,6 +136,7 @@ class CaptureBuilder:
                 f"capture of {self.key}: samples() was called before",
                 hint="Hand over all samples of the capture at once.",
             )
+        self._checked = False
         self._samples = encode_samples(
             check_records(records),
             self.key,
@@ -180,6 +182,7 @@ class CaptureBuilder:
         if (source, temperature, weight_version) != (None, None, None):
             self._origins[name] = make_origin(name, source, temperature, weight_version)
         self._tensors[name] = encoded
+        self._checked = False
 
     def routes(
         self,
@@ -209,6 +212,7 @@ class CaptureBuilder:
                 of no such form.
         """
         if values is not None:
+            self._checked = False
             total = None if self._samples is None else self._samples.total_length
             self._routes.add(
                 name, values, total, num_experts=num_experts, layer_numbers=layer_numbers
@@ -267,6 +271,7 @@ class CaptureBuilder:
                     "given before"
                 )
             self._outputs[key] = one
+        self._checked = False
 
     def check(self) -> None:
         """Refuse already what leaving the block would refuse of what was handed over so far.
@@ -274,6 +279,8 @@ class CaptureBuilder:
         Raises:
             CaptureError: Tensors have no samples, or rows of another length than theirs.
         """
+        if self._checked:
+            return
         if self._samples is None and (self._tensors or self._routes):
             raise CaptureError(
                 f"capture of {self.key}: tensors were handed over and samples() was not called",
@@ -285,6 +292,7 @@ class CaptureBuilder:
                 hint="Nothing was committed. Cut each tensor to its sample's response.",
                 problems=problems,
             )
+        self._checked = True
 
     def drop(self, reason: str) -> None:
         """Commit, instead of the data, that this capture was given up, and why."""
@@ -293,7 +301,7 @@ class CaptureBuilder:
     def _held(self, name: str) -> Int64s | None:
         """Values that each row has of a column of which this rank holds a shard, if it may."""
         samples, place = self._samples, self._draft.parallel
-        if samples is None:
+        if samples is None or (place.context_size == 1 and not samples.sharded):
             return None
         layout = self._draft.settings.layout
         places = row_places(layout, place, samples.total_length, **samples.placing())

@@ -31,6 +31,8 @@ def encode_components(
         CaptureError: They are no mapping to numbers, or have a name that the settings do not have.
     """
     rows = [record.reward_components for record in records]
+    if rows.count(None) == len(rows):
+        return pa.nulls(len(rows), _COLUMN.type)
     problems = [
         f"row {row}: reward_components of sample {record.sample_id!r} {problem}"
         for row, record in enumerate(records)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from trajreplay.schema.columns import Column, Table
 from trajreplay.schema.digest import column_digest
 from trajreplay.schema.entry import ColumnSeal
 from trajreplay.schema.filedigest import file_digest, footer_digest
+from trajreplay.schema.lists import elements, non_finite, of_content, small_content
 from trajreplay.schema.tables import EXPERT_LISTS
 from trajreplay.writer.encode import ListColumn
 from trajreplay.writer.flatten import Array
@@ -90,26 +92,29 @@ def seal_columns(data: pa.Table, source_dtypes: Mapping[str, str]) -> dict[str, 
 
 def seal_column(column: pa.ChunkedArray, source_dtype: str | None) -> ColumnSeal:
     """Digest and counts of one column, over the values that its rows really have."""
-    values = column
-    if pa.types.is_list(column.type):
-        values = pa.chunked_array(
-            [chunk.flatten() for chunk in column.chunks], column.type.value_type
-        )
+    if column.num_chunks == 1 and (content := small_content(column.chunk(0))) is not None:
+        return _known_seal(column.type, len(column), content, source_dtype)
+    return _seal(column, source_dtype)
+
+
+@lru_cache(maxsize=256)
+def _known_seal(
+    kind: pa.DataType, rows: int, content: tuple[bytes | None, ...], source_dtype: str | None
+) -> ColumnSeal:
+    return _seal(pa.chunked_array([of_content(kind, rows, content)]), source_dtype)
+
+
+def _seal(column: pa.ChunkedArray, source_dtype: str | None) -> ColumnSeal:
+    listed = pa.types.is_list(column.type)
+    values = [elements(chunk) if listed else chunk for chunk in column.chunks]
+    floats = pa.types.is_floating(column.type.value_type if listed else column.type)
     return ColumnSeal(
         digest=column_digest(column),
-        values=len(values),
+        values=sum(map(len, values)),
         nulls=column.null_count,
-        non_finite=_non_finite(values) if pa.types.is_floating(values.type) else None,
+        non_finite=sum(map(non_finite, values)) if floats else None,
         source_dtype=source_dtype,
     )
-
-
-def _non_finite(values: pa.ChunkedArray) -> int:
-    count = 0
-    for chunk in values.chunks:
-        known = chunk.drop_null() if chunk.null_count else chunk
-        count += int(np.count_nonzero(~np.isfinite(known.to_numpy())))
-    return count
 
 
 def _schema(columns: Sequence[Column]) -> pa.Schema:
@@ -136,6 +141,8 @@ def _leaf(column: Column) -> str:
 
 def _row_groups(columns: Sequence[Any], rows: int) -> list[int]:
     """Last row, exclusive, of each row group."""
+    if rows <= ROW_GROUP_ROWS and max(map(_raw_bytes, columns), default=0) <= ROW_GROUP_BYTES:
+        return [rows] if rows else []
     ends = [end for column in columns if (end := _byte_ends(column)) is not None]
     stops: list[int] = []
     while (start := stops[-1] if stops else 0) < rows:
@@ -145,6 +152,10 @@ def _row_groups(columns: Sequence[Any], rows: int) -> list[int]:
             stop = min(stop, int(np.searchsorted(end, begun + ROW_GROUP_BYTES, side="right")))
         stops.append(max(stop, start + 1))
     return stops
+
+
+def _raw_bytes(column: pa.Array | ListColumn) -> int:
+    return int(column.values.nbytes if isinstance(column, ListColumn) else column.nbytes)
 
 
 def _byte_ends(column: pa.Array | ListColumn) -> Array | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,9 @@ _COUNTS = {
     "source_rollout_id": 2**63 - 1,
 }
 _NEVER_NULL = ("response_length", "total_length")
+_FIELDS = (*_IDS, *_COUNTS, *_SCORES, "group_index", "weight_versions", "truncated", "loss_mask")
+_TEXT_TYPES = frozenset((str, type(None)))
+_texts_of, _fields_of = attrgetter(*_TEXTS), attrgetter(*_FIELDS)
 _PLAIN_ID_CHARACTERS = 42  # percent-encoding takes three bytes a character, an id has 128
 
 
@@ -56,6 +60,8 @@ def check_records(records: Any) -> list[SampleRecord]:
             f"samples() was given one {kind}, expected a sequence of SampleRecord", hint=hint
         )
     found = list(records)
+    if set(map(type, found)) == {SampleRecord} and not any(map(_odd_text, found)):
+        return found
     for row, one in enumerate(found):
         if not isinstance(one, SampleRecord):
             kind = type(one).__name__
@@ -69,6 +75,11 @@ def check_records(records: Any) -> list[SampleRecord]:
                     f"row {row}, sample {one.sample_id!r}: {name} is {text!r}, expected text",
                 )
     return found
+
+
+def _odd_text(record: SampleRecord) -> bool:
+    """Whether a record has something else for text."""
+    return not _TEXT_TYPES.issuperset(map(type, _texts_of(record)))
 
 
 @dataclass(frozen=True)
@@ -96,6 +107,11 @@ class SampleColumns:
         """Values that each row of a tensor column must have."""
         expected: Array = getattr(self, length_column(name))
         return expected
+
+    @property
+    def sharded(self) -> bool:
+        """Whether a row says which shard of its sample it is."""
+        return "context_size" in self.scalars
 
     def placing(self) -> dict[str, list[Any] | None]:
         """What rows say of where their shards lie, as arguments of `row_places`."""
@@ -141,10 +157,10 @@ def encode_samples(
     Raises:
         CaptureError: Records that no row can represent; all problems of a kind at once.
     """
-    values: dict[str, list[Any]] = {
-        name: [getattr(record, name) for record in records] for name in (*_IDS, *_COUNTS)
-    }
-    values["group_id"] = [record.group for record in records]
+    drawn = zip(*map(_fields_of, records), strict=True)
+    values = dict(zip(_FIELDS, map(list, drawn), strict=True)) if records else _nothing()
+    if not _all_none(values["group_index"]):
+        values["group_id"] = [record.group for record in records]
     values["source_attempt"] = _filled(values["source_attempt"], key.attempt)
     values["source_rollout_id"] = _filled(values["source_rollout_id"], key.rollout_id)
     ids = values["sample_id"]
@@ -153,18 +169,22 @@ def encode_samples(
     if key.kind == "rollout":
         _refuse(_foreign(values, key), key)
     _refuse(_duplicates(values), key)
-    scalars = {name: pa.array(values[name], table[name].type) for name in values if name in table}
-    scalars |= {name: _rewards(name, records, key) for name in _SCORES}
+    scalars = {
+        name: pa.array(values[name], table[name].type)
+        for name in (*_IDS, *_COUNTS)
+        if name in table and not _all_none(values[name])
+    }
+    scalars |= {name: _rewards(name, values[name], key) for name in _SCORES}
     scalars["reward_components"] = encode_components(records, components, key)
-    scalars["weight_versions"] = _spans(records, key)
-    scalars["truncated"] = _flags(records, key)
+    scalars["weight_versions"] = _spans(values["weight_versions"], key)
+    scalars["truncated"] = _flags(values["truncated"], key)
     for column in table.having("text"):
         texts = [getattr(record, column.name) for record in records]
         if _all_none(texts):
             continue
         texts = [redaction.apply(column.name, text) for text in texts]
         scalars[column.name] = pa.array(texts, pa.string())
-    masks = encode_column(table["loss_mask"], [record.loss_mask for record in records])
+    masks = encode_column(table["loss_mask"], values["loss_mask"])
     lengths = np.array(values["response_length"], np.int64)
     _refuse(mask_problems(masks, lengths, ids), key)
     sources = zip(values["source_attempt"], values["source_rollout_id"], strict=True)
@@ -177,6 +197,11 @@ def encode_samples(
         tuple(sorted(set(sources))) if key.kind == "step" else (),
         dict.fromkeys((*_SCORES, "reward_components"), reward_dtype),
     )
+
+
+def _nothing() -> dict[str, list[Any]]:
+    """The fields of no record."""
+    return {name: [] for name in _FIELDS}
 
 
 def _filled(values: list[Any], default: int | None) -> list[Any]:
@@ -234,6 +259,8 @@ def _is_plain(value: object) -> bool:
 
 
 def _shard_problems(values: dict[str, list[Any]]) -> list[str]:
+    if _all_none(values["context_rank"]) and _all_none(values["context_size"]):
+        return []
     pairs = zip(values["context_rank"], values["context_size"], strict=True)
     return [
         f"row {row}: context_rank and context_size of sample {values['sample_id'][row]!r} are "
@@ -265,18 +292,17 @@ def _count_problems(values: dict[str, list[Any]]) -> list[str]:
 
 def _duplicates(values: dict[str, list[Any]]) -> list[str]:
     names = ("sample_id", "source_attempt", "source_rollout_id")
-    seen = Counter(zip(*(values[name] for name in names), strict=True))
-    if len(seen) == len(values["sample_id"]):
+    there = list(zip(*(values[name] for name in names), strict=True))
+    if len(set(there)) == len(there):
         return []
     return [
         f"sample_id {sample!r} of rollout {rollout} occurs {times} times, expected once"
-        for (sample, _, rollout), times in seen.items()
+        for (sample, _, rollout), times in Counter(there).items()
         if times > 1
     ]
 
 
-def _rewards(name: str, records: Sequence[SampleRecord], key: CaptureKey) -> pa.Array:
-    values = [getattr(record, name) for record in records]
+def _rewards(name: str, values: list[Any], key: CaptureKey) -> pa.Array:
     if _all_none(values):
         return pa.nulls(len(values), pa.float64())
     try:
@@ -288,16 +314,16 @@ def _rewards(name: str, records: Sequence[SampleRecord], key: CaptureKey) -> pa.
     return pa.array(floats, pa.float64())
 
 
-def _flags(records: Sequence[SampleRecord], key: CaptureKey) -> pa.Array:
-    values: list[Any] = [record.truncated for record in records]
+def _flags(values: list[Any], key: CaptureKey) -> pa.Array:
+    if _all_none(values):
+        return pa.nulls(len(values), pa.bool_())
     odd = [value for value in values if value is not None and not isinstance(value, bool)]
     if odd:
         raise CaptureError(f"capture of {key}: truncated is {odd[0]!r}, expected true or false")
     return pa.array(values, pa.bool_())
 
 
-def _spans(records: Sequence[SampleRecord], key: CaptureKey) -> pa.Array:
-    rows = [record.weight_versions for record in records]
+def _spans(rows: list[Any], key: CaptureKey) -> pa.Array:
     if _all_none(rows):
         return pa.nulls(len(rows), SPANS)
     flat = [tuple(span) for row in rows if row is not None for span in row]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import secrets
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 Bits = npt.NDArray[np.uint8]
-_BEGINS = re.compile(rb"\s*:\s*\[")
-_SPACE = b" \t\r\n"
+_SPACE = b" \t\r\n"  # no other is one to JSON
+_BEGINS = re.compile(rb"[%s]*:[%s]*(\[)[%s]*(?=[01])" % ((_SPACE,) * 3))
+_BETWEEN = re.compile(rb"[01]([%s]*,[%s]*)[01]" % ((_SPACE,) * 2))
 
 
 def without_bit_lists(data: bytes, name: str) -> tuple[bytes, dict[str, Bits]]:
@@ -25,34 +28,62 @@ def without_bit_lists(data: bytes, name: str) -> tuple[bytes, dict[str, Bits]]:
         before. Lists of anything else stay where they are.
     """
     label = b'"%s"' % name.encode()
-    word = secrets.token_hex(16)
     pieces: list[bytes] = []
-    found: dict[str, Bits] = {}
+    lists: list[bytes] = []
     done = 0
     place = data.find(label)
     while place >= 0:
-        # A list of numbers ends before the next label, so that each byte is searched once.
-        following = data.find(label, place + len(label))
-        begins = _BEGINS.match(data, place + len(label))
+        ahead = place + len(label)
+        begins = _BEGINS.match(data, ahead)
         # A quote after a backslash is inside of a text.
         if begins is not None and data[place - 1 : place] != b"\\":
-            stop = data.find(b"]", begins.end(), following if following >= 0 else len(data))
-            bits = _bits(data[begins.end() : stop]) if stop >= 0 else None
-            if bits is not None:
-                key = f"{word}-{len(found)}"
-                found[key] = bits
-                pieces += [data[done : begins.end() - 1], b'"%s"' % key.encode()]
+            stop = data.find(b"]", begins.end())
+            if stop < 0:
+                break
+            digits = _digits(data[begins.end() : stop].rstrip(_SPACE))
+            ahead = stop  # whatever it holds, so that each byte is looked at once
+            if digits is not None:
+                pieces.append(data[done : begins.start(1)])
+                lists.append(digits)
                 done = stop + 1
-        place = following
-    return b"".join([*pieces, data[done:]]), found
+        place = data.find(label, ahead)
+    word = secrets.token_hex(16)
+    keys = [f"{word}-{number}" for number in range(len(lists))]
+    text = b"".join(b'%s"%s"' % pair for pair in zip(pieces, map(str.encode, keys), strict=True))
+    return text + data[done:], dict(zip(keys, _arrays(lists), strict=True))
 
 
-def _bits(text: bytes) -> Bits | None:
-    """The numbers between two brackets, if each is 0 or 1."""
+def _arrays(lists: list[bytes]) -> list[Bits]:
+    """The numbers of lists of digits, which differ in their last bit."""
+    values = np.frombuffer(b"".join(lists), np.uint8) & np.uint8(1)
+    ends = list(itertools.accumulate(map(len, lists), initial=0))
+    return [values[start:stop] for start, stop in itertools.pairwise(ends)]
+
+
+def _digits(text: bytes) -> bytes | None:
+    """The digits of a list without its brackets, if each is 0 or 1."""
+    between = _BETWEEN.match(text)
+    if between is None:
+        return text if len(text) == 1 else None
+    digits = text[:: 1 + len(between[1])]
+    size = 1 << (len(digits) - 1).bit_length()
+    whole = len(text) == len(digits) + len(between[1]) * (len(digits) - 1)
+    if whole and _ones(between[1], size).startswith(text.replace(b"0", b"1")):
+        return digits
+    return _digits_of_any_spacing(text)
+
+
+@lru_cache(maxsize=1)
+def _ones(between: bytes, count: int) -> bytes:
+    """As many ones, as one writer spaces them: the lists of a file are written alike."""
+    return between.join([b"1"] * count)
+
+
+def _digits_of_any_spacing(text: bytes) -> bytes | None:
     marks = text.translate(None, _SPACE)
-    numbers, commas = marks[::2], marks[1::2]
-    if not numbers or len(numbers) == len(commas):
+    digits, commas = marks[::2], marks[1::2]
+    if not digits or len(digits) == len(commas):
         return None
-    if numbers.translate(None, b"01") or commas.translate(None, b","):
+    if digits.translate(None, b"01") or commas.translate(None, b","):
         return None
-    return np.frombuffer(numbers, np.uint8) & np.uint8(1)  # the digits differ in their last bit
+    return digits

@@ -88,10 +88,12 @@ class Fields:
 
     def objects(self, name: str) -> list[Fields]:
         """A list of objects inside."""
-        return [
-            Fields(one, f"{self.where}: {name}[{place}]")
-            for place, one in enumerate(self.get(name, exact.array))
-        ]
+        rows = self.rows(name)
+        return [rows.row(row) for row in range(len(rows))]
+
+    def rows(self, name: str) -> Rows:
+        """A list of objects inside, to be read field by field."""
+        return Rows(self.get(name, exact.array), f"{self.where}: {name}")
 
     def items(self) -> Iterator[tuple[str, Fields]]:
         """Every value, as an object."""
@@ -115,6 +117,51 @@ class Fields:
                 hint="A newer version of trajreplay may know it.",
                 path=self.where,
             )
+
+
+class Rows:
+    """A list of objects of the same fields, read field by field.
+
+    Args:
+        trees: The objects.
+        where: Where the list is, for messages.
+    """
+
+    def __init__(self, trees: list[Any], where: str) -> None:
+        self._trees, self._where = trees, where
+        odd = set(map(type, trees)) - {dict} or set(map(type, self.names())) - {str}
+        for row in range(len(trees) if odd else 0):
+            self.row(row)
+
+    def __len__(self) -> int:
+        return len(self._trees)
+
+    def names(self) -> set[str]:
+        """The fields that any of them has."""
+        return set().union(*self._trees)
+
+    def row(self, row: int) -> Fields:
+        """One of them."""
+        return Fields(self._trees[row], f"{self._where}[{row}]")
+
+    def lacking(self, name: str) -> Iterator[int]:
+        """Those that do not have a field, null or not."""
+        return (row for row, tree in enumerate(self._trees) if name not in tree)
+
+    def get(self, name: str, read: Callable[[Any], _Value], default: Any = _ABSENT) -> list[_Value]:
+        """A value of each, as `Fields.get` takes one.
+
+        Raises:
+            DatasetError: One is absent, or not what `read` takes.
+        """
+        values = [tree.get(name) for tree in self._trees]
+        try:
+            if default is not _ABSENT:
+                return [default if value is None else read(value) for value in values]
+            return [read(value) for value in values]
+        except (SchemaError, ValueError, OverflowError):  # by row, which names it
+            rows = range(len(values))
+            return [self.row(row).get(name, read, default) for row in rows]
 
 
 def text(value: Any) -> str:

@@ -22,36 +22,53 @@ def read_samples(index: Fields, identity: Fields, major: int, prefix: str) -> li
     Raises:
         DatasetError: There is none, or a field is missing or of another length than it should be.
     """
-    partitions = identity.get("rollout_partition_ids", read.texts, [])
-    batches = identity.get("consumer_batch_ids", read.texts, [])
-    found = []
-    for one in index.objects("samples"):
-        group: int | None = one.get("group_index", read.count, None)
-        micro_batch: str | None = one.get("micro_batch_id", read.identifier, None)
-        if major == 1 and not {"raw_reward", "reward"} <= set(one):
-            raise one.error("raw_reward or reward", "is missing", "a value or null in format 1")
-        found.append(
-            SampleRecord(
-                sample_id=prefix + one.get("sample_id", read.identifier),
-                group_id=None if group is None else f"{prefix}g-{group}",
-                response_length=one.get("response_length", read.count),
-                total_length=one.get("total_length", read.count),
-                loss_mask=one.get("loss_mask", read.mask),
-                raw_reward=one.get("raw_reward", read.number, None),
-                reward=one.get("reward", read.number, None),
-                micro_batch_id=None if micro_batch is None else prefix + micro_batch,
-                rollout_partition_id=partitions[0] if len(partitions) == 1 else None,
-                consumer_batch_id=batches[0] if len(batches) == 1 else None,
-            )
-        )
-        length = found[-1].response_length
-        if len(found[-1].loss_mask) != length:
-            raise one.error(
-                "loss_mask", f"has {len(found[-1].loss_mask)} values", f"response_length = {length}"
-            )
-    if not found:
+    rows = index.rows("samples")
+    if not len(rows):
         raise DatasetError(f"{index.where}: no samples, expected at least one", path=index.where)
-    return found
+    for name in ("raw_reward", "reward") if major == 1 else ():
+        for row in rows.lacking(name):
+            raise rows.row(row).error(name, "is missing", "a value or null in format 1")
+    lengths = rows.get("response_length", read.count)
+    masks = rows.get("loss_mask", read.mask)
+    for row, (mask, length) in enumerate(zip(masks, lengths, strict=True)):
+        if len(mask) != length:
+            raise rows.row(row).error(
+                "loss_mask", f"has {len(mask)} values", f"response_length = {length}"
+            )
+    partition, batch = (
+        listed[0] if len(listed) == 1 else None
+        for name in ("rollout_partition_ids", "consumer_batch_ids")
+        for listed in [identity.get(name, read.texts, [])]
+    )
+    columns = zip(
+        [prefix + one for one in rows.get("sample_id", read.identifier)],
+        lengths,
+        rows.get("total_length", read.count),
+        masks,
+        [
+            f"{prefix}g-{one}" if one >= 0 else None
+            for one in rows.get("group_index", read.count, -1)
+        ],
+        rows.get("raw_reward", read.number, None),
+        rows.get("reward", read.number, None),
+        [prefix + one if one else None for one in rows.get("micro_batch_id", read.identifier, "")],
+        strict=True,
+    )
+    return [
+        SampleRecord(
+            sample_id=sample,
+            response_length=length,
+            total_length=total,
+            loss_mask=mask,
+            group_id=group,
+            raw_reward=raw_reward,
+            reward=reward,
+            micro_batch_id=micro_batch,
+            rollout_partition_id=partition,
+            consumer_batch_id=batch,
+        )
+        for sample, length, total, mask, group, raw_reward, reward, micro_batch in columns
+    ]
 
 
 def is_loss_alone(declared: Collection[str]) -> bool:

@@ -46,9 +46,16 @@ def test_a_tree_is_the_same_with_and_without(
     assert plain(load_object(text, "x", bits=NAME)) == tree == load_object(text, "x")
 
 
-@given(st.lists(st.integers(0, 1), min_size=1))
-def test_a_list_becomes_an_array_of_bytes(bits: list[int]) -> None:
-    found = load_object(json.dumps({NAME: bits}).encode(), "x", bits=NAME)[NAME]
+SPACES = st.text(st.sampled_from(" \t\r\n"), max_size=3)
+
+
+@given(st.lists(st.integers(0, 1), min_size=1), SPACES, SPACES, SPACES)
+def test_a_list_becomes_an_array_of_bytes(
+    bits: list[int], around: str, before: str, after: str
+) -> None:
+    text = f"{before},{after}".join(map(str, bits))
+    whole = f'{{"{NAME}"{before}:{after}[{around}{text}{around}]}}'.encode()
+    found = load_object(whole, "x", bits=NAME)[NAME]
     assert isinstance(found, np.ndarray)
     assert (found.dtype, found.tolist()) == (np.uint8, bits)
 
@@ -57,7 +64,8 @@ def test_a_list_becomes_an_array_of_bytes(bits: list[int]) -> None:
     "text",
     [
         *("[0 1]", "[01]", "[0,,1]", "[0,]", "[,0]", "[2]", "[0, 1", "[0.0]", "[true]", "[-0]"),
-        *("[0\\v, 1]", "[0x1]", "[[0]]", '["0"]', "[]"),
+        *("[0\\v, 1]", "[0\v,0]", "[\f0, 0]", "[0, 0\f]", "[0, 0, 0 0]"),
+        *("[0x1]", "[[0]]", '["0"]', "[]"),
     ],
 )
 def test_anything_else_is_left_to_the_decoder(text: str) -> None:
@@ -71,8 +79,9 @@ def test_a_key_that_is_there_twice_is_refused() -> None:
         load_object(text, "x", bits=NAME)
 
 
+@pytest.mark.parametrize("first", ["", "0", "0,0"])
 @pytest.mark.parametrize("end", [b"", b"]"])
-def test_each_byte_is_searched_once(end: bytes) -> None:
+def test_each_byte_is_searched_once(first: str, end: bytes) -> None:
     """Minutes, were each label to look for the end of its list past the next."""
-    whole = f'"{NAME}":['.encode() * 300_000 + end
+    whole = f'"{NAME}":[{first}'.encode() * 300_000 + end
     assert without_bit_lists(whole, NAME) == (whole, {})
