@@ -106,7 +106,8 @@ class _Scan:
 
     def _entries(self) -> Iterable[Entry]:
         if self.table.name == "manifest":
-            return map(self.visible.catalog.entry, self._keys())
+            keys = (key for key in self._keys() if self.visible.lists(key))
+            return map(self.visible.catalog.entry, keys)
         entries = self.visible.entries(self._keys())
         return consuming(self.pushed, entries) if self.table is STEPS else entries
 

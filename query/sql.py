@@ -37,10 +37,12 @@ class SqlResult:
     Args:
         table: The rows; lists and strings have 64-bit offsets.
         notes: Capture sets that the tables did not show, one sentence a kind.
+        is_partial: Whether some of them are incomplete or damaged, rather than superseded.
     """
 
     table: pa.Table
     notes: tuple[str, ...] = ()
+    is_partial: bool = False
 
     def arrow(self) -> pa.Table:
         """The rows as an Arrow table."""
@@ -98,7 +100,7 @@ class SqlQuery:
             table = run(relation.to_arrow_table)
             for batch in table.to_batches():
                 refuse_values(batch)
-            return SqlResult(table, visible.notes())
+            return SqlResult(table, visible.notes(), visible.is_partial)
 
     def arrow(self) -> pa.Table:
         """The rows as an Arrow table; as `result`."""

@@ -49,6 +49,7 @@ class Visible:
     ) -> None:
         self.catalog = catalog
         self.run_id = run_id
+        self.attempt = attempt
         self.sets = CaptureSets(catalog, lineages(catalog, run_id, attempt))
         self.allow_partial = allow_partial
         self.only = only
@@ -69,6 +70,21 @@ class Visible:
                     continue
                 if entry.owner:
                     yield entry
+
+    def lists(self, key: CaptureKey) -> bool:
+        """Whether the table `manifest` has a row for a capture: all of the run and attempt named.
+
+        An attempt stands for what it continues, too.
+        """
+        if self.run_id is None and self.attempt is None:
+            return True
+        lineage = self.sets.lineages.get(key.run_id)
+        return lineage is not None and (self.attempt is None or key.attempt in lineage.attempts)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether something of what was asked for was left out as incomplete or damaged."""
+        return bool(self.incomplete or self.damaged)
 
     def _shows(self, key: CaptureKey) -> bool:
         if self.run_id is not None and key.run_id != self.run_id:

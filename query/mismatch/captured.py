@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -39,6 +40,9 @@ PIECE = pa.schema(
 )
 
 
+Step = tuple[str, int, int, int | None]  # run, attempt, rollout and step; None at rollout level
+
+
 @dataclass(frozen=True)
 class RowKey:
     """What the samples of one capture have in common: where their values are counted."""
@@ -51,7 +55,7 @@ class RowKey:
     length: int | None = None
 
     @property
-    def step(self) -> tuple[str, int, int, int | None]:
+    def step(self) -> Step:
         """The step, or at rollout level the rollout, over which means are taken."""
         return self.run_id, self.attempt, self.rollout_id, self.step_id
 
@@ -65,6 +69,7 @@ class Reading:
         pair: The columns.
         by_length: Whether samples are told apart by their length, in powers of two.
         with_versions: Whether weight versions are needed whatever the trainer's is.
+        without: By step, how many samples with a valid token lack one of the columns.
     """
 
     catalog: Catalog
@@ -72,7 +77,7 @@ class Reading:
     by_length: bool = False
     with_versions: bool = False
     keys: list[RowKey] = field(default_factory=list)
-    samples_without: int = 0
+    without: Counter[Step] = field(default_factory=Counter)
     _places: dict[RowKey, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -160,7 +165,8 @@ class Reading:
                 version = origin.weight_version
         complete = pc.and_(*(pc.is_valid(found[column]) for column in self.pair.columns))
         lacking = len(rows) - (complete.true_count or 0)
-        self.samples_without += lacking
+        if lacking and (count := _with_valid_tokens(found["loss_mask"], pc.invert(complete))):
+            self.without[step_of(entry)] += count
         lengths = pc.list_value_length(found["loss_mask"])
         for column in self.pair.columns:
             if pc.any(pc.not_equal(pc.list_value_length(found[column]), lengths)).as_py():
@@ -184,9 +190,7 @@ class Reading:
         return piece.filter(complete) if lacking else piece
 
     def _keys(self, entry: Entry, lengths: pa.Array) -> pa.Array:
-        key = entry.key
-        assert key.rollout_id is not None
-        common = (key.run_id, key.attempt, key.rollout_id, key.step_id, key.rank)
+        common = (*step_of(entry), entry.key.rank)
         if not self.by_length:
             return pa.repeat(pa.scalar(self._place(RowKey(*common)), pa.int32()), len(lengths))
         places = [self._place(RowKey(*common, bucket(one))) for one in lengths.to_pylist()]
@@ -252,6 +256,20 @@ def bucket(count: int) -> int:
     [0, 0, 256, 256, 512]
     """
     return 0 if count < 256 else 1 << (count.bit_length() - 1)
+
+
+def step_of(entry: Entry) -> Step:
+    """The step, or at rollout level the rollout, that a capture is of."""
+    key = entry.key
+    assert key.rollout_id is not None
+    return key.run_id, key.attempt, key.rollout_id, key.step_id
+
+
+def _with_valid_tokens(masks: pa.Array, chosen: pa.Array) -> int:
+    """How many of the chosen lists of a mask have an element that is not 0."""
+    masks = masks.filter(chosen)
+    parents = pc.list_parent_indices(masks).filter(pc.not_equal(pc.list_flatten(masks), 0))
+    return int(pc.count_distinct(parents).as_py())
 
 
 def _columns(entry: Entry) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from trajreplay.query.catalog import Catalog
 from trajreplay.query.connection import MEMORY_BYTES, connect_empty, interruptible
-from trajreplay.query.mismatch.captured import Reading
+from trajreplay.query.mismatch.captured import Reading, Step
 from trajreplay.query.mismatch.compare import COMPARISON, comparison
 from trajreplay.query.mismatch.pair import DEFAULT_PAIR, Pair
 from trajreplay.query.mismatch.plan import SumPlan
@@ -36,6 +36,7 @@ class _Measured:
     summary: Summary
     level: str
     pair: str
+    without: Mapping[Step, int]
     findings: tuple[MismatchFinding, ...]
 
 
@@ -114,6 +115,7 @@ def mismatch(
         comparison=comparison(by_step) if len(names) > 1 else COMPARISON.empty_table(),
         by_step=by_step,
         steps={run_id: one.summary.steps for run_id, one in measured.items()},
+        without={run_id: one.without for run_id, one in measured.items()},
         findings=tuple(chain.from_iterable(one.findings for one in measured.values())),
         thresholds=plan.thresholds,
     )
@@ -157,7 +159,8 @@ def _measure(
         raise _nothing(run_id, taken, reading, sums, left_out)
     summary = summarise(sums, reading.keys, by, sums.plan)
     found = list(_findings(run_id, reading, sums, summary, left_out))
-    return _Measured(summary, taken, f"{reading.origins}, of {taken}s", tuple(found))
+    pair = f"{reading.origins}, of {taken}s"
+    return _Measured(summary, taken, pair, reading.without, tuple(found))
 
 
 def _usable(
@@ -180,8 +183,8 @@ def _nothing(
 ) -> QueryError:
     why = [f"no {level} that is selected holds a valid token of both"]
     hint = "To see what each capture holds: trajreplay inspect --rollout R"
-    if reading.samples_without:
-        why.append(f"{reading.samples_without} samples lack one of them")
+    if reading.without.total():
+        why.append(f"{reading.without.total()} samples lack one of them")
     if sums.of_other_version:
         why.append(f"{sums.of_other_version} tokens were sampled by other weights")
         hint = "To count tokens of other weights, too: --any-version"
@@ -230,9 +233,9 @@ def _findings(
             f"{sums.of_other_version} valid tokens are left out: other weights sampled them than "
             "recomputed them",
         )
-    if reading.samples_without:
+    if reading.without.total():
         yield MismatchFinding(
-            "warning", run_id, f"{reading.samples_without} samples lack one of the columns"
+            "warning", run_id, f"{reading.without.total()} samples lack one of the columns"
         )
     if left_out:
         yield MismatchFinding(

@@ -38,6 +38,7 @@ class MismatchReport:
         comparison: Every run against the first; empty for one run.
         by_step: By run and statistic, the token means of its steps in order.
         steps: By run, its steps (run, attempt, rollout, step) in order.
+        without: By run and step, how many samples with a valid token lack one of the columns.
         findings: What is to be said of the columns.
         thresholds: |d| beyond which tokens were counted.
     """
@@ -48,6 +49,7 @@ class MismatchReport:
     comparison: pa.Table
     by_step: Mapping[str, Mapping[str, Sequence[float]]]
     steps: Mapping[str, Sequence[tuple[str, int, int, int | None]]]
+    without: Mapping[str, Mapping[tuple[str, int, int, int | None], int]]
     findings: tuple[MismatchFinding, ...]
     thresholds: tuple[float, ...]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from trajreplay.query import Catalog, MismatchReport, Selection, mismatch, run_sql
 from trajreplay.schema.errors import QueryError
 from trajreplay.stages.gate.heartbeats import Values
@@ -54,7 +56,10 @@ FROM (
 def captured_steps(
     catalog: Catalog, run_id: str, attempt: int, only: tuple[int, int | None] | None = None
 ) -> dict[Place, Values]:
-    """What the complete step captures of one attempt say, by rollout and step.
+    """What the step captures of one attempt say, by rollout and step.
+
+    A step of which a capture is missing or dropped is there without values, and so are those of the
+    mismatch where a sample lacks one of the log-probs.
 
     Args:
         catalog: The lake.
@@ -69,6 +74,8 @@ def captured_steps(
     found: dict[Place, Values] = {}
     keys = catalog.by_attempt.get((run_id, attempt), ())
     wanted = [key for key in keys if key.kind == "step" and only in (None, key[3:5])]
+    for key in wanted:  # a step of which nothing can be said counts, as one without values
+        found.setdefault(cast(Place, key[3:5]), {})
     if not wanted:
         return found
     where = f"attempt = {attempt}"
@@ -82,9 +89,12 @@ def captured_steps(
     report = _mismatch(catalog, run_id, attempt, where)
     if report is not None:
         odd = [one.message for one in report.findings if one.severity == "error"]
+        without = report.without.get(run_id, {})
         for row in report.table.to_pylist():
-            values = {name: row[name] for name in OF_MISMATCH} | {"mismatch_errors": odd}
-            found.setdefault((row["rollout_id"], row["step_id"]), {}).update(values)
+            place = row["rollout_id"], row["step_id"]
+            if (run_id, attempt, *place) not in without:
+                values = {name: row[name] for name in OF_MISMATCH} | {"mismatch_errors": odd}
+                found.setdefault(place, {}).update(values)
     return found
 
 

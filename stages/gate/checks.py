@@ -119,10 +119,10 @@ CHECKS = (
             Parameter("require", "Rules that have to be decided.", "any"),
             Parameter("max_fallback_share", "Share of rows left to the own router.", "share"),
             Parameter("processes", "The attempt's processes as host:pid.", "any"),
+            Parameter("since", "First second since 1970, if after the attempt's start.", "number"),
             Parameter(
-                "since", "First second since 1970; the attempt's start if omitted.", "number"
+                "until", "Last second since 1970, if before the next attempt's start.", "number"
             ),
-            Parameter("until", "Last second since 1970.", "number"),
         ),
     ),
     Check(
@@ -146,6 +146,6 @@ CHECKS_BY_NAME = {one.name: one for one in CHECKS}
 def judged(check: Check, found: Evidence, policy: Policy) -> Judged:
     """The outcome of a check; what cannot be read fails it."""
     try:
-        return check.judge(found, policy, policy.checks[check.name])
+        return check.judge(found, policy, policy.checks.get(check.name, {}))
     except TrajReplayError as error:
         return Judged(False, None, check.demand, error.message)

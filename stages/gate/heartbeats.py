@@ -44,10 +44,16 @@ def read_events(catalog: Catalog, key: CaptureKey) -> Iterator[tuple[str, Values
             yield event, {name: one for name, one in where.items() if one is not None} | values
 
 
-def over_ranks(told: Sequence[Values]) -> Values:
-    """What several ranks told of one step, as one; a value that some of them lack is left out."""
+def over_ranks(told: Sequence[Values], *, silent: int = 0) -> Values:
+    """What several ranks told of one step, as one; a value that some of them lack is left out.
+
+    Args:
+        told: What each rank told.
+        silent: How many more ranks there are, which told nothing of this step.
+    """
+    whole = [*told, *({} for _ in range(silent))]
     return {
-        one.name: found for one in HEARTBEAT_FIELDS if (found := _one_field(one, told)) is not None
+        one.name: found for one in HEARTBEAT_FIELDS if (found := _one_field(one, whole)) is not None
     }
 
 

@@ -14,7 +14,8 @@ from trajreplay.schema.errors import QueryError, TrajReplayError
 from trajreplay.schema.layout import attempt_path, entry_path
 from trajreplay.stages.gate.check import Judged
 from trajreplay.stages.gate.checks import CHECKS, judged
-from trajreplay.stages.gate.evidence import Evidence, gather
+from trajreplay.stages.gate.evidence import Evidence
+from trajreplay.stages.gate.gathering import gather
 from trajreplay.stages.gate.policy import Policy, SqlCheck, is_number
 from trajreplay.stages.gate.verdict import CheckVerdict, GateVerdict, in_order
 
@@ -52,7 +53,7 @@ def gate(
     made = [
         CheckVerdict.of(check.name, check.phase, judged(check, found, policy))
         for check in CHECKS
-        if check.name in policy.checks
+        if check.name in policy.checks or (check.name == "attempt" and found.unsound)
     ]
     made += [
         CheckVerdict.of(f"sql:{one.name}", "sql", judged_sql(one, found)) for one in policy.sql
@@ -87,11 +88,14 @@ def judged_sql(check: SqlCheck, found: Evidence) -> Judged:
     if problem:
         return Judged(False, None, bound, problem)
     try:
-        rows = run_sql(
+        result = run_sql(
             found.catalog, check.query, run=found.run_id, attempt=found.last, threads=1
-        ).arrow()
+        )
     except TrajReplayError as error:
         return Judged(False, None, bound, error.message)
+    if result.is_partial:
+        return Judged(False, None, bound, f"not all is there: {'; '.join(result.notes)}")
+    rows = result.arrow()
     if rows.shape != (1, 1):
         return Judged(
             False, None, bound, f"it returns {rows.num_rows} x {rows.num_columns}, expected 1 x 1"

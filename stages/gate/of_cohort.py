@@ -9,7 +9,8 @@ from trajreplay.query.catalog import Cohort
 from trajreplay.schema.errors import QueryError
 from trajreplay.stages.gate.check import Check, Judged
 from trajreplay.stages.gate.checks import CHECKS, judged
-from trajreplay.stages.gate.evidence import Evidence, gather
+from trajreplay.stages.gate.evidence import Evidence
+from trajreplay.stages.gate.gathering import gather
 from trajreplay.stages.gate.heartbeats import Values
 from trajreplay.stages.gate.policy import Policy
 from trajreplay.stages.gate.verdict import CheckVerdict, in_order

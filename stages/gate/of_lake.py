@@ -21,16 +21,23 @@ def judge_routes(found: Evidence, policy: Policy, given: Parameters) -> Judged:
         return Judged(False, None, bound, "no folder of traces is named: checks.routes.traces")
     if "contract" not in stated:
         return Judged(False, None, bound, "no contract is stated: checks.routes.contract")
-    started = found.started_s
-    if started is None and stated.get("since") is None:
-        return Judged(False, None, bound, "it is not recorded when the attempt started")
-    stated.setdefault("since", started)
-    report = check_routes(Path(folder), policy_of(stated, "checks.routes"))
-    value = {"records": report.records, "left_out": report.left_out}
-    if report.verdict == "pass":
-        return Judged(True, value, bound)
-    first = next((one for one in report.findings if one.severity != "remark"), None)
-    return Judged(False, value, bound, f"{first.rule}: {first.message}" if first else "it fails")
+    value: dict[str, int] = {}
+    for attempt in found.attempts:
+        start, stop = found.window_s(attempt)
+        since = [one for one in (stated.get("since"), start) if one is not None]
+        until = [one for one in (stated.get("until"), stop) if one is not None]
+        if not since:
+            return Judged(False, None, bound, f"when attempt {attempt} started is not recorded")
+        within = stated | {"since": max(since), "until": min(until, default=None)}
+        report = check_routes(Path(folder), policy_of(within, "checks.routes"))
+        value = {"records": report.records, "left_out": report.left_out}
+        if attempt != found.last and not report.records:
+            continue  # an earlier run of the chain may have kept its traces elsewhere
+        if report.verdict != "pass":
+            first = next((one for one in report.findings if one.severity != "remark"), None)
+            reason = f"{first.rule}: {first.message}" if first else "it fails"
+            return Judged(False, value, bound, f"attempt {attempt}: {reason}")
+    return Judged(True, value, bound)
 
 
 def judge_captures(found: Evidence, policy: Policy, given: Parameters) -> Judged:

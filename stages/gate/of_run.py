@@ -73,9 +73,15 @@ def judge_complete(found: Evidence, policy: Policy, given: Parameters) -> Judged
 
 def judge_terminal(found: Evidence, policy: Policy, given: Parameters) -> Judged:
     """The attempt's recorder closed after a clean end."""
-    bound = f"closing records of attempt {found.last}, all {ENDED_CLEAN}"
+    bound = f"a closing record of each rank of attempt {found.last}, all {ENDED_CLEAN}"
     if not found.ends:
         return Judged(False, 0, bound, "there is none: the recorder was not closed")
-    odd = [one.get("status") for one in found.ends if one.get("status") != ENDED_CLEAN]
-    reason = f"one says {odd[0]!r}: {found.ends[0].get('reason')}" if odd else ""
+    open_ranks = sorted(found.ranks.get(found.last, set()) - set(found.ends))
+    if open_ranks:
+        told = ", ".join(map(str, open_ranks[:5]))
+        return Judged(
+            False, len(found.ends), bound, f"rank {told} told of steps and was not closed"
+        )
+    odd = [one for one in found.ends.values() if one.get("status") != ENDED_CLEAN]
+    reason = f"one says {odd[0].get('status')!r}: {odd[0].get('reason')}" if odd else ""
     return Judged(not odd, len(found.ends), bound, reason)

@@ -1,0 +1,177 @@
+"""Evidence read for a gate: heartbeats and ends, values of captures, and the two put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+
+from trajreplay.query import Catalog
+from trajreplay.query.catalog import Cohort
+from trajreplay.schema.errors import DatasetError, TrajReplayError
+from trajreplay.schema.events import HEARTBEAT, TERMINAL
+from trajreplay.schema.identity import DATA, CaptureKey
+from trajreplay.stages.gate.captured import captured_steps
+from trajreplay.stages.gate.evidence import Evidence
+from trajreplay.stages.gate.heartbeats import Values, over_ranks, read_events
+
+Captured = tuple[int, int, int]  # attempt, rollout, step
+
+
+def gather(
+    catalog: Catalog,
+    run_id: str,
+    attempts: Sequence[int],
+    *,
+    command_exit: int | None = None,
+    command_signal: int | None = None,
+    only: Cohort | None = None,
+) -> Evidence:
+    """Read what there is of the attempts; what cannot be read is a problem, never an error.
+
+    Args:
+        catalog: The lake.
+        run_id: The run.
+        attempts: The attempts named, in the order of the chain.
+        command_exit: Exit code of the command.
+        command_signal: The signal that killed it.
+        only: Read only this capture set, and the events of its step.
+    """
+    found = Evidence(
+        catalog,
+        run_id,
+        tuple(attempts),
+        command_exit=command_exit,
+        command_signal=command_signal,
+        only=only,
+    )
+    _attempt(found, lambda: _check_chain(found))
+    _attempt(found, lambda: _read_events(found))
+    captured: dict[Captured, Values] = {}
+    for attempt in found.attempts:
+        _attempt(found, partial(_take, found, attempt, captured))
+    _place(found, captured)
+    found.records = len(catalog.by_attempt.get((run_id, found.last), ()))
+    return found
+
+
+def _take(found: Evidence, attempt: int, into: dict[Captured, Values]) -> None:
+    """Add what an attempt captured before the next one of the chain replaced it."""
+    stop = found.stops()[attempt]
+    only = None if found.only is None else found.only[2:]
+    for place, values in captured_steps(found.catalog, found.run_id, attempt, only).items():
+        if stop is None or place[0] < stop:
+            into[(attempt, *place)] = values
+
+
+def _attempt(found: Evidence, work: Callable[[], object]) -> None:
+    try:
+        work()
+    except TrajReplayError as error:
+        found.problems.append(error.message)
+
+
+def _check_chain(found: Evidence) -> None:
+    for earlier, later in pairwise(found.attempts):
+        resumed = found.catalog.resumed_from(found.run_id, later)
+        if resumed is not None and resumed.attempt != earlier:
+            found.problems.append(
+                f"attempt {later} was resumed from attempt {resumed.attempt}, and the chain names "
+                f"{earlier} before it"
+            )
+
+
+def _read_events(found: Evidence) -> None:
+    beats: dict[int, list[tuple[int, int, Values]]] = {}  # by step: attempt, rank, values
+    stops = found.stops()
+    for key in _events(found):
+        for event, values in read_events(found.catalog, key):
+            if event == TERMINAL and key.attempt == found.last:
+                found.ends[key.rank] = values
+            if event != HEARTBEAT:
+                continue
+            step, rollout_id = values.get("step"), values.get("rollout_id")
+            if type(step) is not int or step < 1:
+                raise DatasetError(
+                    f"attempt {key.attempt}: a heartbeat has the step {step!r}, expected a number "
+                    "from 1 on"
+                )
+            if found.only and (rollout_id, values.get("step_id")) != found.only[2:]:
+                continue
+            found.ranks.setdefault(key.attempt, set()).add(key.rank)
+            stop = stops[key.attempt]
+            if stop is None or rollout_id is None or rollout_id < stop:
+                beats.setdefault(step, []).append((key.attempt, key.rank, values))
+    for step, told in beats.items():
+        attempts = {attempt for attempt, _, _ in told}
+        if len(attempts) > 1:
+            found.numbered_twice.append(step)
+        ranks = {(attempt, rank) for attempt, rank, _ in told}
+        silent = sum(len(found.ranks[attempt]) for attempt in attempts) - len(ranks)
+        values = over_ranks([values for _, _, values in told], silent=silent)
+        found.steps[step] = values | {"attempt": told[0][0]}
+
+
+def _events(found: Evidence) -> Iterator[CaptureKey]:
+    """Captures of events; of a single step those of each rank that can hold its heartbeat.
+
+    A recorder writes several heartbeats at a time, under the name of the first one's step.
+    """
+    keys = [key for key in found.captures() if key.kind == "events" and key.part == DATA]
+    if found.only is None:
+        yield from keys
+        return
+    latest: dict[int, CaptureKey] = {}
+    for key in keys:
+        if key.rollout_id is not None and (key.rollout_id, key.step_id or 0) <= (
+            found.only.rollout_id,
+            found.only.step_id or 0,
+        ):
+            latest[key.rank] = max(latest.get(key.rank, key), key, key=_place_of)
+    yield from latest.values()
+
+
+def _place_of(key: CaptureKey) -> tuple[int, int]:
+    return key.rollout_id or 0, key.step_id or 0
+
+
+def _place(found: Evidence, captured: Mapping[Captured, Values]) -> None:
+    """Put what was computed from captures on the steps of the heartbeats, or number them."""
+    if not found.steps:
+        for number, (attempt, values) in _numbered(captured):
+            if number in found.steps:
+                found.numbered_twice.append(number)
+            found.steps[number] = values | {"attempt": attempt}
+        return
+    of_place = {
+        (values.get("rollout_id"), values.get("step_id")): step
+        for step, values in found.steps.items()
+    }
+    for (attempt, rollout_id, step_id), values in captured.items():
+        step = of_place.get((rollout_id, step_id))
+        if step is None:
+            found.problems.append(
+                f"attempt {attempt}: step {rollout_id}:{step_id} was captured and has no heartbeat"
+            )
+        elif found.steps[step]["attempt"] != attempt:
+            found.numbered_twice.append(step)
+        else:
+            found.steps[step] |= {name: one for name, one in values.items() if one is not None}
+
+
+def _numbered(
+    captured: Mapping[Captured, Values],
+) -> Iterator[tuple[int, tuple[int, Values]]]:
+    """Steps without heartbeats, counted in order; a number is left out for each gap."""
+    number, last = 0, None
+    for place in sorted(captured, key=lambda one: (one[1:], one[0])):
+        attempt, rollout_id, step_id = place
+        if last is not None and (rollout_id, step_id) != last:
+            if rollout_id == last[0]:
+                number += step_id - last[1]
+            else:
+                number += rollout_id - last[0] + step_id
+        elif last is None:
+            number = 1 + step_id
+        last = rollout_id, step_id
+        yield number, (attempt, captured[place])
