@@ -33,6 +33,7 @@ from trajreplay.stages.notes import (
     held_dtypes,
     note_copies,
     note_non_finite,
+    note_not_read,
     note_tolerances,
     note_unread_outputs,
 )
@@ -180,6 +181,7 @@ def _load(
         message = "handoffs are not compared: the step does not declare the stage sample"
         report.findings.append(Finding("handoff", "warning", message))
     note_non_finite(cohort, recipe.unread)
+    note_not_read(cohort, recipe.not_read)
     note_copies(captures, report)
     note_unread_outputs(cohort)
     note_tolerances(cohort)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -54,6 +54,15 @@ def _holds(column: pa.ChunkedArray, dtype: torch.dtype) -> bool:
     else:
         values = torch.from_numpy(np.array(column.drop_null().to_numpy()))
     return torch.equal(values.to(dtype).to(values.dtype).nan_to_num(), values.nan_to_num())
+
+
+def note_not_read(cohort: LoadedCohort, stated: Mapping[str, Sequence[str]]) -> None:
+    """Say which settings are stated and change nothing: they may be meant to be in force."""
+    cohort.report.findings += [
+        Finding("settings.not-read", "warning", f"stated, and nothing reads it: {one}", stage=stage)
+        for stage, clauses in stated.items()
+        for one in clauses
+    ]
 
 
 def note_non_finite(cohort: LoadedCohort, names: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from trajreplay.query.capture_sets import CaptureSet
@@ -11,7 +11,7 @@ from trajreplay.schema.entry import Entry
 from trajreplay.schema.identity import ParallelCoordinates
 from trajreplay.schema.settings import Settings
 from trajreplay.schema.tables import GRADIENTS, OWN_LENGTH, SAMPLE_TABLES
-from trajreplay.stages.capability import Ability, ability, reused_ability
+from trajreplay.stages.capability import Ability, ability, not_read, reused_ability
 from trajreplay.stages.contract_checks import CHECKED
 from trajreplay.stages.plugins import Plugin
 from trajreplay.stages.report import StageResult
@@ -42,6 +42,7 @@ class Recipe:
         reads: Columns that a stage reads.
         unread: Columns that no stage reads and that hold NaN or infinities.
         finite: Columns that hold none.
+        not_read: By stage that runs, what is stated of its settings and nothing reads.
     """
 
     abilities: dict[str, Ability]
@@ -50,6 +51,7 @@ class Recipe:
     reads: frozenset[str]
     unread: tuple[str, ...]
     finite: frozenset[str]
+    not_read: Mapping[str, tuple[str, ...]]
 
     def not_run(self) -> list[StageResult]:
         """The results of the stages that do not run."""
@@ -158,7 +160,9 @@ class Recipes:
             wanted |= dict.fromkeys(sorted(more - _TEXTS))
             reads |= {*TWINS} - _TEXTS
         columns = tuple(name for name in wanted if name in names or name in held)
-        return Recipe(abilities, tuple(results), columns, reads, tuple(unread), held - odd)
+        own = [name for name, one in abilities.items() if one.kernel is None]
+        stated = {name: tuple(not_read(name, lead.settings)) for name in own}
+        return Recipe(abilities, tuple(results), columns, reads, tuple(unread), held - odd, stated)
 
     def _choose(
         self, lead: Entry, widest: ParallelCoordinates, held: frozenset[str]

@@ -4,6 +4,15 @@ from trajreplay.stages.capability.ability import LOG_PROB_SOURCES, Ability
 from trajreplay.stages.capability.advantages import message_faults
 from trajreplay.stages.capability.matrix import ability
 from trajreplay.stages.capability.reused import reused_ability
+from trajreplay.stages.capability.unread import not_read
 from trajreplay.stages.capability.v1 import is_plain
 
-__all__ = ["LOG_PROB_SOURCES", "Ability", "ability", "is_plain", "message_faults", "reused_ability"]
+__all__ = [
+    "LOG_PROB_SOURCES",
+    "Ability",
+    "ability",
+    "is_plain",
+    "message_faults",
+    "not_read",
+    "reused_ability",
+]

@@ -59,6 +59,21 @@ def only_inspected(stage: str, settings: Settings, columns: Collection[str]) -> 
     return ""
 
 
+def means_over_samples(settings: Settings) -> bool:
+    """Whether a mean over samples is taken of anything, so that it matters which of them count."""
+    loss = settings.loss
+    names = (loss.aggregation, loss.terms_aggregation, loss.metrics_aggregation)
+    by_rows = loss.aggregation == "constant-norm" and loss.constant_norm_by_rows
+    of_samples = any(one.startswith("seq-mean") for one in (*names, settings.value.aggregation))
+    return by_rows or (of_samples and loss.batch_reduction == "mean")
+
+
+def means_over_micro_batches(settings: Settings) -> bool:
+    """Whether a mean is taken over micro-batches and then over these."""
+    loss = settings.loss
+    return "micro-batch" in (loss.mean_over, loss.terms_mean_over, settings.value.mean_over)
+
+
 def takes_whole(stage: str, loss: LossSettings) -> bool:
     """Whether samples of other groups enter the loss of one."""
     normed = loss.correction != "none" and loss.correction_norm != "none"
