@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trajreplay.schema.errors import CaptureError, TrajReplayError
+from trajreplay.schema.errors import CaptureError
 from trajreplay.schema.identity import ResumePoint, check_count
 
 
@@ -73,7 +73,7 @@ def agree(
     if ranks_of.get_rank(group) == 0:
         try:
             found = [_reserve(lake, run_id, attempt, resume_rollout_id)]
-        except (TrajReplayError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - the other ranks wait for an answer
             found = [str(error)]
     source = 0 if group is None else ranks_of.get_global_rank(group, 0)
     ranks_of.broadcast_object_list(found, src=source, group=group)

@@ -2,13 +2,16 @@
 
 It is the full outer join of steps and rollouts on run, source attempt, source rollout and sample
 id. A step's manifest entry lists the rollouts that it consumed from, so that a filter on the step
-reads its captures and theirs, and a filter on the rollout those that consumed from it.
+reads its captures and theirs, and a filter on the rollout those that consumed from it. Of a sample
+that context-parallel ranks cut into shards, a shard is joined to the same shard; where the rollout
+was cut otherwise, its lists of numbers stay null, for they are of other tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import count
 from typing import Any
 
 import pyarrow as pa
@@ -22,7 +25,7 @@ from trajreplay.query.reading import read_columns
 from trajreplay.query.visible import Visible, consuming
 from trajreplay.schema.columns import Column, Table
 from trajreplay.schema.entry import Entry
-from trajreplay.schema.tables import ROLLOUTS, STEPS
+from trajreplay.schema.tables import RESPONSE_LISTS, ROLLOUTS, STEPS
 
 _OF_STEP = ("attempt", "rollout_id", "step_id", "rank", "row")
 _OF_ROLLOUT = {
@@ -35,6 +38,8 @@ _JOINED = ("source_attempt", "source_rollout_id", "sample_id")
 _SHARED = tuple(
     column.name for column in STEPS.columns if column.name in ROLLOUTS and column.role != "key"
 )
+_SHARD = ("context_rank", "context_size", "micro_batch_id")
+_Shard = tuple[int | None, int, str | None]
 _KEPT = 32
 
 
@@ -122,7 +127,7 @@ class _SamplesScan:
             file = entry.file("steps")
             if file is None or not file.rows:
                 continue
-            names = list(dict.fromkeys([*_JOINED, *self.shared]))
+            names = list(dict.fromkeys([*_JOINED, *_SHARD, *self.shared]))
             rows = read_columns(catalog.store, entry, STEPS, names)
             found = {name: rows[name].combine_chunks() for name in names}
             for name, values in self._looked_up(entry, found).items():
@@ -137,20 +142,34 @@ class _SamplesScan:
         wanted += [name for name in ("source_rank", "source_row") if name in self.needed]
         if not wanted:
             return {}
-        columns = tuple(dict.fromkeys([*_JOINED, *wanted]))
+        columns = tuple(dict.fromkeys([*_JOINED, *_SHARD, *wanted]))
         sources = [Cohort(entry.key.run_id, *source, None) for source in sorted(entry.sources)]
-        there = pa.concat_tables([self._generated(source, columns) for source in sources])
-        places = {name: place for place, name in enumerate(_names(there))}
-        mine = [places.get(name) for name in _names(found)]
-        taken = there.select(wanted).take(pa.array(mine, pa.int64()))
-        return {name: taken[name].combine_chunks() for name in wanted}
+        generated = [self._generated(source, columns) for source in sources]
+        there = pa.concat_tables([table for table, _ in generated])
+        shards = [shard for _, of_table in generated for shard in of_table]
+        named = dict(zip(zip(_names(there), shards, strict=True), count(), strict=False))
+        whole = dict(zip(_names(there), count(), strict=False))
+        mine = list(zip(_names(found), _shards(entry, found), strict=True))
+        same = pa.array([named.get(one) for one in mine], pa.int64())
+        any_shard = pa.array([whole.get(name) for name, _ in mine], pa.int64())
+        places = {
+            name: same if name in RESPONSE_LISTS else pc.coalesce(same, any_shard)
+            for name in wanted
+        }
+        return {name: there[name].take(at).combine_chunks() for name, at in places.items()}
 
-    def _read_generated(self, rollout: Cohort, columns: tuple[str, ...]) -> pa.Table:
+    def _read_generated(
+        self, rollout: Cohort, columns: tuple[str, ...]
+    ) -> tuple[pa.Table, list[_Shard]]:
         """The samples of a rollout, if it is visible, under the names of this table."""
         schema = pa.schema([SAMPLES[name].field for name in columns])
         keys = self.visible.catalog.by_cohort.get(rollout, ())
-        pieces = [self._of_rollout(entry, columns) for entry in self.visible.entries(keys)]
-        return pa.concat_tables([schema.empty_table(), *pieces])
+        pieces, shards = [schema.empty_table()], list[_Shard]()
+        for entry in self.visible.entries(keys):
+            rows = self._of_rollout(entry, columns)
+            pieces.append(rows)
+            shards += _shards(entry, rows)
+        return pa.concat_tables(pieces), shards
 
     def _of_rollout(self, entry: Entry, columns: Sequence[str]) -> pa.Table:
         stored = [name for name in columns if name in _SHARED]
@@ -207,6 +226,18 @@ class _SamplesScan:
             for field in schema
         ]
         return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _shards(entry: Entry, found: pa.Table | Mapping[str, pa.Array]) -> Iterator[_Shard]:
+    """Which shard of its sample each row is: as the row says, else as its capture does.
+
+    All-gather shards are cut from all samples of a micro-batch, and are the same in the same one.
+    """
+    own = entry.parallel.context_rank, entry.parallel.context_size
+    for rank, size, batch in zip(*(found[name].to_pylist() for name in _SHARD), strict=True):
+        place = own if size is None else (rank, size)
+        by_batch = place[1] > 1 and entry.settings.layout.context == "all-gather"
+        yield (*place, batch if by_batch else None)
 
 
 def _names(found: pa.Table | Mapping[str, pa.Array]) -> Iterator[tuple[Any, ...]]:

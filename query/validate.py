@@ -146,7 +146,7 @@ def _check_cohort(
     lineage: Lineage | None,
     report: ValidationReport,
 ) -> None:
-    damaged = sum(one.entry is None for one in looked)
+    told = tuple(found.message for one in looked if one.entry is None for found in one.findings)
     try:
         captures = read_capture_set(
             catalog, cohort, (lineage.overlaps if lineage else {}).get(cohort, ())
@@ -155,7 +155,8 @@ def _check_cohort(
         report.raised("completeness", None, error)
         return
     superseded = lineage is not None and not lineage.shows(cohort)
-    for problem in (*captures.problems[damaged:], *captures.gaps):
+    problems = [one for one in captures.problems if not (told and one.startswith(told))]
+    for problem in (*problems, *captures.gaps):
         if superseded:
             report.add("info", "completeness", None, f"superseded {cohort}: {problem}")
         else:

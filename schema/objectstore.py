@@ -87,10 +87,11 @@ class ObjectStore:
 
     def exists(self, path: str) -> bool:
         """Whether there is an object of that name."""
-        try:
-            obstore.head(self._store, check_relative(path, self.url))
-        except FileNotFoundError:
-            return False
+        with self._naming(path):
+            try:
+                obstore.head(self._store, check_relative(path, self.url))
+            except FileNotFoundError:
+                return False
         return True
 
     def list(self, prefix: str) -> Iterator[Listed]:
@@ -142,7 +143,8 @@ class ObjectStore:
         return True
 
     def _same_size(self, path: str, data: bytes) -> bool:
-        return int(obstore.head(self._store, path)["size"]) == len(data)
+        with self._naming(path):
+            return int(obstore.head(self._store, path)["size"]) == len(data)
 
     def _prove_conditions(self) -> None:
         """Create one probe twice: a store that lets the second through would lose commits."""

@@ -6,12 +6,9 @@ import contextlib
 import ctypes
 import errno
 import os
-import time
-import uuid
 
-CLAIM_SUFFIX = ".claim"
-CLAIM_GRACE_S = 30.0  # a claim is held for one rename, so an older one belongs to a dead writer
-_POLL_S = 0.02
+from trajreplay.schema.claim import place_under_claim
+
 _UNSUPPORTED = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL)
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
@@ -34,7 +31,7 @@ def publish(temporary: str, target: str) -> bool:
     if created is None:
         created = _rename(temporary, target)
     if created is None:
-        created = _claim(temporary, target)
+        created = place_under_claim(temporary, target)
     if created:
         sync_folder(os.path.dirname(target))
     return created
@@ -69,49 +66,6 @@ def _rename(temporary: str, target: str) -> bool | None:
     if code not in _UNSUPPORTED:
         raise OSError(code, os.strerror(code), target)
     return None
-
-
-def _claim(temporary: str, target: str) -> bool:
-    claim = target + CLAIM_SUFFIX
-    while not _create(claim):
-        if os.path.lexists(target):
-            return False
-        if _age_s(claim, temporary) > CLAIM_GRACE_S:
-            _take_over(claim, temporary)
-        else:
-            time.sleep(_POLL_S)
-    try:
-        if os.path.lexists(target):
-            return False
-        os.rename(temporary, target)
-        return True
-    finally:
-        remove_if_there(claim)
-
-
-def _create(path: str) -> bool:
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
-    except FileExistsError:
-        return False
-    return True
-
-
-def _age_s(claim: str, temporary: str) -> float:
-    """Age by the clock of the file system, which touching a file of ours tells; 0 if it is gone."""
-    os.utime(temporary)
-    try:
-        return os.stat(temporary).st_mtime - os.stat(claim).st_mtime
-    except FileNotFoundError:
-        return 0.0
-
-
-def _take_over(claim: str, temporary: str) -> None:
-    """Remove a dead writer's claim; of several that try, one succeeds, and all claim anew."""
-    aside = f"{os.path.dirname(temporary)}/{uuid.uuid4()}"
-    with contextlib.suppress(FileNotFoundError):
-        os.rename(claim, aside)
-        os.unlink(aside)
 
 
 def write_synced(path: str, data: bytes) -> None:

@@ -1,12 +1,15 @@
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.helpers.captures import record, sample
 from tests.helpers.queried import opened_files, write_rollout, write_step
-from trajreplay import Lake
+from trajreplay import Lake, RecomputeConfig, SampleRecord
 from trajreplay.query.samples import SAMPLES
+from trajreplay.schema import ParallelCoordinates, with_changes
+from trajreplay.schema.shards import row_places, shard_lengths
 from trajreplay.schema.tables import ROLLOUTS, STEPS
 
 SHARED = [name for name in STEPS.names if name in ROLLOUTS and STEPS[name].role != "key"]
@@ -108,3 +111,52 @@ def test_a_filter_on_either_side_opens_the_files_of_both_sides_only(
 def test_the_columns_are_declared() -> None:
     assert not [name for name in SAMPLES.key if name not in SAMPLES]
     assert set(SHARED) < set(SAMPLES.names)
+
+
+def sharded(
+    lake: Lake, step: int | None, ranks: int, layout: str, value: float, column: str
+) -> dict[int, int]:
+    """A sample of 8 tokens cut over so many ranks, each with values of its own; their lengths."""
+    settings = with_changes(RecomputeConfig().resolve(), {"layout.context": layout})
+    lengths = {}
+    for rank in range(ranks):
+        parallel = ParallelCoordinates(context_rank=rank, context_size=ranks)
+        total, response = np.array([11]), np.array([8])
+        places = row_places(settings.layout, parallel, total)
+        found = shard_lengths(column, settings.layout, places, total, response)
+        lengths[rank] = length = 8 if found is None else int(found[0])
+        with lake.capture(
+            run_id="r",
+            rollout_id=0,
+            step_id=step,
+            rank=rank,
+            expected_ranks=list(range(ranks)),
+            settings=settings,
+            parallel=parallel,
+        ) as capture:
+            capture.samples([SampleRecord("a", 8, 11, [1] * 8, group_index=0, raw_reward=value)])
+            capture.tensor(column, [np.full(length, value - rank, np.float32)])
+    return lengths
+
+
+@pytest.mark.parametrize("layout", ["zigzag", "contiguous", "all-gather"])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("generated", [1, 2, 4])
+def test_a_shard_is_joined_to_the_same_shard_and_to_no_other(
+    tmp_path: Path, layout: str, ranks: int, generated: int
+) -> None:
+    lake = Lake.create(tmp_path / "lake")
+    sharded(lake, None, generated, layout, -10.0, "rollout_log_probs")
+    lengths = sharded(lake, 0, ranks, layout, -0.5, "log_probs")
+    rows = lake.sql(
+        "select rank, source_rank, len(log_probs) as mine, rollout_log_probs as theirs "
+        "from samples where step_id = 0 order by rank"
+    ).arrow()
+    assert rows["mine"].to_pylist() == list(lengths.values())
+    alike = ranks == generated
+    assert rows["theirs"].to_pylist() == [
+        [-10.0 - rank] * length if alike else None for rank, length in lengths.items()
+    ]
+    if alike:
+        assert rows["source_rank"].to_pylist() == list(range(ranks))
+    assert None not in rows["source_rank"].to_pylist()

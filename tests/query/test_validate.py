@@ -247,6 +247,18 @@ def test_overlapping_attempts_are_an_error(lake: Lake) -> None:
     assert len(found(lake.validate())) == 2
 
 
+def test_a_damaged_entry_does_not_hide_that_attempts_overlap(lake: Lake) -> None:
+    write_rollout(lake, 0)
+    (first, _) = write_rollout(lake, 0, attempt=1)
+    path = entry_file(lake, first.key)
+    path.write_bytes(path.read_bytes()[:-1])
+    found = [(one.check, one.message) for one in Lake.open(lake.path).validate().findings]
+    assert sum(check == "integrity" for check, _ in found) == 1
+    assert any("none is recorded as resumed" in text for _, text in found)
+    damage = next(text for check, text in found if check == "integrity")
+    assert sum(damage in text for _, text in found) == 1  # said once
+
+
 def test_a_source_that_is_not_in_the_lake_is_told(lake: Lake) -> None:
     write_step(lake, 3, 0)
     report = lake.validate()

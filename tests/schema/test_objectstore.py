@@ -14,9 +14,19 @@ import boto3
 import obstore
 import pytest
 
+from tests.helpers.processes import free_port
 from trajreplay import Lake, RecomputeConfig, SampleRecord
 from trajreplay.schema import CaptureError, DatasetError
 from trajreplay.schema.objectstore import ObjectStore
+
+KEYS = {
+    "AWS_ACCESS_KEY_ID": "key",
+    "AWS_SECRET_ACCESS_KEY": "secret",
+    "AWS_REGION": "us-east-1",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_ALLOW_HTTP": "true",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +56,7 @@ def _answering(endpoint: str, process: "subprocess.Popen[bytes]") -> str:
 
 @pytest.fixture
 def address(server: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    keys = {
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_REGION": "us-east-1",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ENDPOINT": server,
-        "AWS_ALLOW_HTTP": "true",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }
-    for name, value in keys.items():
+    for name, value in (KEYS | {"AWS_ENDPOINT": server}).items():
         monkeypatch.setenv(name, value)
     bucket = f"b-{uuid.uuid4()}"
     boto3.client("s3", endpoint_url=server).create_bucket(Bucket=bucket)
@@ -171,3 +172,19 @@ def test_what_is_missing_or_out_of_bounds_is_named(address: str) -> None:
 def test_an_address_of_no_store_is_refused() -> None:
     with pytest.raises(DatasetError, match="no object store"):
         Lake.open("nosuch://bucket/prefix")
+
+
+def test_a_store_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    store = ObjectStore("s3://bucket/prefix")
+    for ask in (
+        lambda: store.exists("lake.json"),
+        lambda: store.read("lake.json", 10),
+        lambda: list(store.list("x")),
+        lambda: store.publish_if_absent("x", b""),
+        lambda: Lake.open("s3://bucket/prefix"),
+    ):
+        with pytest.raises(DatasetError, match=r"in s3://bucket/prefix cannot be reached"):
+            ask()

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from trajreplay.schema import claim as claim_module
 from trajreplay.schema import publish as module
-from trajreplay.schema.publish import CLAIM_SUFFIX, publish, write_synced
+from trajreplay.schema.claim import CLAIM_SUFFIX
+from trajreplay.schema.publish import publish, write_synced
 
 
 def no_link(*_: object, **__: object) -> None:
@@ -105,7 +107,7 @@ def test_another_failure_of_a_link_is_raised(
 def test_a_dead_writers_claim_is_taken_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "CLAIM_GRACE_S", 5.0)
+    monkeypatch.setattr(claim_module, "CLAIM_GRACE_S", 5.0)
     claim = tmp_path / f"a{CLAIM_SUFFIX}"
     claim.touch()
     past = claim.stat().st_mtime - 60
