@@ -11,7 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from trajreplay.capture.importers.parquet_footer import MAGIC, MAX_FOOTER_BYTES, compressions
+from trajreplay.capture.importers.parquet_footer import (
+    MAGIC,
+    MAX_FOOTER_BYTES,
+    check_pages,
+    compressions,
+)
 from trajreplay.capture.importers.places import is_plain_file, opened
 from trajreplay.schema.errors import DatasetError
 
@@ -88,6 +93,7 @@ def read_table(path: Path, names: Sequence[str] | None = None) -> pa.Table:
             found = sorted(compressions(file) - _COMPRESSIONS)
             if found:
                 raise odd(path, f"is compressed as {found[0]}, expected SNAPPY, as TRL writes it")
+            check_pages(file, _MAX_ROWS)
             schema = _opened(file).schema_arrow
             texts = [one.name for one in schema if _is_text(one.type)]
             parquet = _opened(file, texts)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trajreplay.capture.importers.places import below, is_plain_file, run_of
+from trajreplay.capture.importers.places import below_or_damaged, is_plain_file, run_of
 from trajreplay.capture.importers.registry import Importer, ImportOptions, refuse_objects
 from trajreplay.capture.importers.stating import stated, trivial
 from trajreplay.capture.importers.texts import grouped_texts
@@ -43,6 +43,7 @@ _COLUMNS = {
     "advantages": "advantages",
     "kl": "kl",
 }
+_NAMES = {*_MARKS, *_COLUMNS.values(), "attention_mask", "rewards", "truncated", "prompts"}
 _ORIGINS = {
     "old_log_probs": LogProbOrigin("trainer"),
     "rollout_log_probs": LogProbOrigin("sampler"),
@@ -52,13 +53,25 @@ _NO_LOSS = "an experience holds neither the loss nor the log-probs of the policy
 
 
 def _find(path: Path) -> Iterable[Path]:
-    def wanted(one: Path) -> bool:
-        head = head_of(one) if is_plain_file(one) else None
-        if head is None:
-            return False
-        return bool(_TYPE.fullmatch(head.type)) or (head.archive and head.names >= _MARKS)
+    return below_or_damaged(path, _is_experience, _is_damaged, _family)
 
-    return below(path, wanted)
+
+def _is_experience(path: Path) -> bool:
+    head = head_of(path) if is_plain_file(path) else None
+    if head is None:
+        return False
+    return bool(_TYPE.fullmatch(head.type)) or (head.archive and head.names >= _MARKS)
+
+
+def _is_damaged(path: Path) -> bool:
+    """Whether a file begins as nothing that torch saves, or with some names of an experience."""
+    head = head_of(path)
+    return head is None or not head.names or not head.names.isdisjoint(_NAMES)
+
+
+def _family(path: Path) -> str | None:
+    """The name of a file without its number."""
+    return _NUMBER.sub("", path.name) if _NUMBER.search(path.stem) else None
 
 
 def _read(path: Path, options: ImportOptions) -> Sequence[CaptureRecord]:
@@ -198,9 +211,10 @@ def _prompts(one: Fields, count: int) -> list[str]:
 def _notes(path: Path, batches: Sequence[Fields]) -> Iterator[str]:
     if not _NUMBER.search(path.stem):
         yield f"{path}: its name has no number: taken as rollout 0"
-    known = (*_MARKS, *_COLUMNS.values(), "attention_mask", "rewards", "truncated", "prompts")
     empty = ("response_length", "total_length", "index")  # said by the masks, or of no sample
-    odd = sorted({name for one in batches for name in one.unknown((*known, *empty)) if name in one})
+    odd = sorted(
+        {name for one in batches for name in one.unknown((*_NAMES, *empty)) if name in one}
+    )
     if odd:
         yield f"{path}: not taken: {', '.join(map(read.shown, odd[:8]))}"
 

@@ -103,3 +103,22 @@ def test_shapes_that_do_not_fit_are_refused(
         assert lake.imported is not None
         (one,) = lake.imported.refused
     assert problem in one.problem
+
+
+def test_a_damaged_file_among_experiences_is_refused_wherever_it_is_damaged(tmp_path: Path) -> None:
+    whole = saved(experience(), tmp_path / "exp_1.pt").read_bytes()
+    saved({"weights": torch.zeros(3)}, tmp_path / "model_1.pt")  # of another family
+    names = ("sequences", "action_mask")
+    contents = [
+        *(b"", whole[:10], b"\0" * 40, whole[: len(whole) // 2], b"x" + whole[1:]),
+        *(whole.replace(name.encode(), name.upper().encode()) for name in names),
+    ]
+    for number, content in enumerate(contents, 2):
+        (tmp_path / f"exp_{number}.pt").write_bytes(content)
+    with Lake.of_files(tmp_path) as lake:
+        assert lake.imported is not None
+        assert [Path(one.path).name for one in lake.imported.refused] == [
+            f"exp_{number}.pt" for number in range(2, 2 + len(contents))
+        ]
+        assert lake.imported.exit_code == 3
+        assert [one.samples for one in lake.imported.sources if one.samples] == [2]

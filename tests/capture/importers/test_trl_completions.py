@@ -298,6 +298,38 @@ def test_text_that_a_dictionary_repeats_without_end_is_refused(
     assert f"{name} has 2,147,483,648 bytes of text" in source.problem
 
 
+@pytest.mark.parametrize("truthful", [True, False])
+def test_text_that_takes_its_beginning_from_the_text_before_is_refused(
+    truthful: bool, lake: Lake, tmp_path: Path
+) -> None:
+    count = 1 << 12
+    columns = {
+        "step": [1] * count,
+        "prompt": ["x" * (1 << 13)] * count,
+        "completion": ["b"] * count,
+        "advantage": [0.0] * count,
+    }
+    path = tmp_path / FIRST.name
+    pq.write_table(
+        pa.table(columns),
+        path,
+        use_dictionary=False,
+        store_schema=False,
+        write_statistics=False,
+        column_encoding={"prompt": "DELTA_BYTE_ARRAY"},
+    )
+    if not truthful:  # a footer that says plain (0) where the pages are (7, doubled)
+        content = path.read_bytes()
+        assert content.count(b"\x19\x25\x06\x0e") == 1
+        path.write_bytes(content.replace(b"\x19\x25\x06\x0e", b"\x19\x25\x06\x00"))
+    assert path.stat().st_size < 1 << 17
+    before = pa.default_memory_pool().bytes_allocated()
+    source = imported(lake, "trl", path)
+    assert source.status == "refused"
+    assert "pages encoded as DELTA_BYTE_ARRAY" in source.problem
+    assert pa.default_memory_pool().bytes_allocated() <= before
+
+
 def test_lists_beside_are_not_read(lake: Lake, tmp_path: Path) -> None:
     path = rewritten(copied(FIRST, tmp_path), {"extra": [[1, 2]] * 64})
     source = imported(lake, "trl", path, **STATED)
