@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trajreplay.cli.options import LAKE_HELP, ImportKind, Session, find_lake, output_options
+from trajreplay.cli.options import (
+    LAKE_HELP,
+    ImportKind,
+    RedactionRule,
+    Session,
+    find_lake,
+    output_options,
+)
 from trajreplay.cli.output import Output
 from trajreplay.cli.progress import ProgressBar
 from trajreplay.cli.stating import statement_options
@@ -67,6 +74,15 @@ class ImportVerb(Verb):
 )
 @statement_options
 @click.option(
+    "--redact",
+    "redaction",
+    type=RedactionRule(),
+    multiple=True,
+    metavar="FIELD=RULE",
+    help="Keep a text field that is dropped otherwise: truncate:N, its first N characters; hash or "
+    "keyed-hash. May be given several times. Default: drop.",
+)
+@click.option(
     "-n", "--dry-run", is_flag=True, help="Read and check all of it. Default: and import it."
 )
 @output_options
@@ -77,6 +93,7 @@ def import_files(
     named: str | None,
     dry_run: bool,
     statements: dict[str, Any],
+    redaction: tuple[tuple[str, str], ...],
     **options: Any,
 ) -> None:
     """Import files that another tool left, each whole or not at all.
@@ -89,7 +106,7 @@ def import_files(
     from trajreplay.schema.lakefile import create_lake
 
     store = None if dry_run else create_lake(_target(named), exist_ok=True)
-    said = ImportOptions(**options, **statements)
+    said = ImportOptions(**options, **statements, redaction=dict(redaction))
     with ProgressBar("Importing", quiet=output.quiet) as progress:
         report = import_files(store, importer_of(kind), paths, said, progress=progress)
     write_import(report, output)

@@ -148,7 +148,7 @@ def _import_source(
     try:
         records = importer.read(source, options)
         result.notes = list(dict.fromkeys(note for one in records for note in one.notes))
-        builders = _builders(_NOWHERE if store is None else store, records, options.attempt)
+        builders = _builders(_NOWHERE if store is None else store, records, options)
         result.status = CHECKED if store is None else _commit(store, builders)
     except TrajReplayError as error:
         result.problem, result.hint = error.message, error.hint
@@ -166,15 +166,15 @@ def _import_source(
 
 
 def _builders(
-    store: Store, records: Sequence[CaptureRecord | EventRecord], attempt: int
+    store: Store, records: Sequence[CaptureRecord | EventRecord], options: ImportOptions
 ) -> list[CaptureBuilder | _EventBlock]:
     """The captures of one source, all of them known to be whole."""
     builders: list[CaptureBuilder | _EventBlock] = []
     for record in records:
         if isinstance(record, EventRecord):
-            builders.append(_EventBlock(store, record, attempt))
+            builders.append(_EventBlock(store, record, options.attempt))
             continue
-        builder = _builder(store, record, attempt)
+        builder = _builder(store, record, options)
         _fill(builder, record)
         builder.check()
         builders.append(builder)
@@ -228,7 +228,7 @@ class _EventBlock:
             )
 
 
-def _builder(store: Store, record: CaptureRecord, attempt: int) -> CaptureBuilder:
+def _builder(store: Store, record: CaptureRecord, options: ImportOptions) -> CaptureBuilder:
     return CaptureBuilder(
         store,
         run_id=record.run_id,
@@ -237,10 +237,10 @@ def _builder(store: Store, record: CaptureRecord, attempt: int) -> CaptureBuilde
         rank=record.rank,
         expected_ranks=record.expected_ranks,
         settings=record.settings,
-        attempt=attempt,
+        attempt=options.attempt,
         producer=record.producer,
         stages=record.stages,
-        redaction=record.redaction,
+        redaction={**options.redaction, **record.redaction},
         parallel=record.parallel,
         tolerances=record.tolerances,
     )

@@ -50,6 +50,8 @@ class ImportOptions:
             the file are one.
         profile: The framework whose settings made the files, by `name` or `name@version`.
         changes: Settings that differ from it, by `section.field`.
+        redaction: What is kept of each text field: hash, keyed-hash, truncate[:N] or drop (the
+            default).
     """
 
     run: str | None = None
@@ -59,6 +61,7 @@ class ImportOptions:
     group_by_position: int | None = None
     profile: str | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
+    redaction: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

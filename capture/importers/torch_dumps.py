@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from trajreplay.schema.bundles.unpickle import TensorValue
 from trajreplay.schema.errors import DatasetError
 
 MAX_DUMP_BYTES = 8 << 30
+ROUTES = "rollout_routed_experts"  # as slime and Relax call the sampler's choices of experts
 _LARGEST = 2.0**63
 _ALLOW = "Numbers and arrays of numpy are taken with --allow-numpy; nothing in the file is run."
 
@@ -80,3 +82,24 @@ def integers(value: Any) -> npt.NDArray[np.int64]:
     if not np.array_equal(whole, found):
         raise ValueError("whole numbers")
     return whole
+
+
+def routes_of(rows: Sequence[Fields]) -> dict[str, list[Any]]:
+    """The sampler's choices of experts, as `routes` of a capture record.
+
+    Each is (tokens, layers, top_k) of integers. Nothing where no sample has them, or any has them
+    in another form: they are then left where what is not taken is named.
+    """
+    found = [None if (value := one.tree.get(ROUTES)) is None else _choices(value) for one in rows]
+    known = all(one is None or (one.ndim == 3 and one.dtype.kind in "iu") for one in found)
+    held = known and any(one is not None for one in found)
+    return {"rollout_experts": found} if held else {}
+
+
+def _choices(value: Any) -> npt.NDArray[Any]:
+    if isinstance(value, TensorValue):
+        return value.values if value.dtype != "bfloat16" else np.empty(0)
+    try:
+        return np.array(value) if type(value) is list else np.empty(0)
+    except ValueError:  # a ragged one
+        return np.empty(0)

@@ -56,6 +56,18 @@ def test_a_dry_run_makes_no_lake(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_text_of_a_dump_is_kept_where_it_is_said_how_much(tmp_path: Path) -> None:
+    dump = SLIME / "rollout_data"
+    assert run("import", "slime", dump, "--redact", "prompt=keep").code == 2
+    assert run("import", "slime", dump, "--redact", "prompt=truncate:3", "--run", "a").code == 0
+    found = run("import", "relax-bundle", CASES / "v1_healthy", "--redact", "prompt=hash")
+    assert found.code == 3
+    assert "a bundle holds none" in found.out
+    texts = Lake.open(tmp_path / "lake").sql("select prompt, label from rollouts").arrow()
+    assert max(map(len, texts["prompt"].to_pylist())) == 3
+    assert set(texts["label"].to_pylist()) == {None}
+
+
 def test_an_unknown_kind_is_a_usage_error() -> None:
     found = run("import", "odd", CASES)
     assert found.code == 2

@@ -18,7 +18,14 @@ import numpy as np
 from trajreplay.capture.importers.places import run_of
 from trajreplay.capture.importers.registry import ImportOptions
 from trajreplay.capture.importers.stating import groups_by_position, stated
-from trajreplay.capture.importers.torch_dumps import integers, load_fields, scalar, vector
+from trajreplay.capture.importers.torch_dumps import (
+    ROUTES,
+    integers,
+    load_fields,
+    routes_of,
+    scalar,
+    vector,
+)
 from trajreplay.schema.bundles import fields as read
 from trajreplay.schema.bundles.fields import Fields
 from trajreplay.schema.bundles.record import CaptureRecord
@@ -47,6 +54,7 @@ class RolloutDump:
         samples: Its samples in order.
         indices: Their numbers in the training job, None where there is none.
         tensors: Values of their tokens.
+        routes: The sampler's choices of experts.
         grouped: Whether it says of any sample which group it is of.
         notes: What is said of what was not taken.
     """
@@ -55,6 +63,7 @@ class RolloutDump:
     samples: tuple[SampleRecord, ...]
     indices: tuple[int | None, ...]
     tensors: dict[str, list[Any]]
+    routes: dict[str, list[Any]]
     grouped: bool
     notes: tuple[str, ...]
 
@@ -86,6 +95,7 @@ def read_rollout(path: Path, options: ImportOptions, framework: str) -> list[Cap
             settings=said.settings,
             samples=samples,
             tensors=found.tensors,
+            routes=found.routes,
             stages=said.stages,
             origins={
                 name: LogProbOrigin("sampler")
@@ -139,8 +149,10 @@ def load_rollout(path: Path, options: ImportOptions) -> RolloutDump:
         for name in _TENSORS
         if any(name in one for one in rows)
     }
-    notes = tuple(_notes(path, rows, options, grouped=grouped))
-    return RolloutDump(rollout_id, samples, indices, tensors, grouped, notes)
+    routes = routes_of(rows)
+    taken = {*_TAKEN, ROUTES} if routes else set(_TAKEN)
+    notes = tuple(_notes(path, rows, options, taken, grouped=grouped))
+    return RolloutDump(rollout_id, samples, indices, tensors, routes, grouped, notes)
 
 
 def execution_of(row: Fields, name: str) -> int | None:
@@ -218,9 +230,9 @@ def _spans(versions: list[str], length: int) -> list[tuple[int, int, int]] | Non
 
 
 def _notes(
-    path: Path, rows: Sequence[Fields], options: ImportOptions, *, grouped: bool
+    path: Path, rows: Sequence[Fields], options: ImportOptions, taken: set[str], *, grouped: bool
 ) -> Iterator[str]:
-    odd = sorted({name for one in rows for name in one.unknown(_TAKEN) if _says(one.tree[name])})
+    odd = sorted({name for one in rows for name in one.unknown(taken) if _says(one.tree[name])})
     if odd:
         more = f" and {len(odd) - 8} more" if len(odd) > 8 else ""
         yield f"{path}: not taken: {', '.join(map(read.shown, odd[:8]))}{more}"

@@ -22,7 +22,7 @@ from trajreplay.capture.importers.slime.consumed import (
 from trajreplay.capture.importers.slime.rollouts import run_of_dump
 from trajreplay.capture.importers.slime.shards import Shard
 from trajreplay.capture.importers.stating import stated
-from trajreplay.capture.importers.torch_dumps import vector
+from trajreplay.capture.importers.torch_dumps import ROUTES, routes_of, vector
 from trajreplay.capture.slime import COLUMNS
 from trajreplay.schema.bundles import fields as read
 from trajreplay.schema.bundles.record import CaptureRecord
@@ -80,6 +80,7 @@ def _of_step(
     }
     owned = [one for shard in dump.owners for one in samples[shard.rank]]
     columns = _columns(dump)
+    routed = bool(routes_of([row for one in dump.shards for row in one.rows]))
     grouped = all(one.group is not None for one in owned)
     said = stated(options, _stages(owned, columns), grouped=grouped)
     for shard in dump.shards:
@@ -95,11 +96,12 @@ def _of_step(
             tensors={
                 name: [row.get(_TENSORS[name], vector, None) for row in rows] for name in columns
             },
+            routes=routes_of(rows) if routed else {},
             stages=said.stages,
             origins={name: one for name, one in _ORIGINS.items() if name in columns},
             producer=ProducerInfo(framework=dump.framework, extra=said.facts | _facts(dump, shard)),
             parallel=shard.parallel,
-            notes=tuple(_notes(dump)),
+            notes=tuple(_notes(dump, {*_TAKEN, ROUTES} if routed else set(_TAKEN))),
         )
 
 
@@ -160,12 +162,12 @@ def _facts(dump: TrainDump, shard: Shard) -> dict[str, str]:
     return facts | ({IDS: BY_RANK} if dump.own_ids else {})
 
 
-def _notes(dump: TrainDump) -> Iterator[str]:
+def _notes(dump: TrainDump, taken: set[str]) -> Iterator[str]:
     if any(one.steps is None for one in dump.shards):
         yield (
             f"{dump.path}: it is not recorded which optimizer step took which sample: all of the "
             "rollout are under step 0"
         )
-    odd = sorted({name for one in dump.shards for row in one.rows for name in row.unknown(_TAKEN)})
+    odd = sorted({name for one in dump.shards for row in one.rows for name in row.unknown(taken)})
     if odd:
         yield f"{dump.path}: not taken: {', '.join(map(read.shown, odd[:8]))}"

@@ -409,3 +409,69 @@ def test_a_number_that_several_samples_share_is_told_apart_by_their_order(tmp_pa
     assert [row["trajectory_id"] for row in rows][:4] == ["r-0", "r-1", "r-1", "r-3"]
     (tmp_path / "run" / "rollout_data" / "0.pt").unlink()
     assert [row["sample_id"] for row in taken(tmp_path / "run")] == names
+
+
+def routed(rows: list[dict[str, Any]], **changes: Any) -> list[np.ndarray[Any, Any]]:
+    """Give each sample choices of 2 of 4 experts in 3 layers, of all its tokens but the last."""
+    rng = np.random.default_rng(5)
+    given = []
+    for row in rows:
+        found = rng.integers(0, 4, (len(row["tokens"]) - 1, 3, 2), np.int32)
+        given.append(found)
+        row.update({"rollout_routed_experts": torch.from_numpy(found), **changes})
+    return given
+
+
+def test_routed_experts_are_routes_of_rollout_and_step(tmp_path: Path) -> None:
+    rolled, train = rollout(), training()
+    given = routed(rolled["samples"])
+    for row in train["samples"]:
+        row["rollout_routed_experts"] = torch.from_numpy(given[row["rollout_position"]])
+    dumped(tmp_path, train=train, rolled=rolled)
+    with Lake.of_files(tmp_path) as lake:
+        assert lake.imported is not None
+        notes = [note for one in lake.imported.sources for note in one.notes]
+        assert not any("rollout_routed_experts" in note for note in notes)
+        for step in ("is null", "= 0"):
+            rows = lake.sql(
+                f"select sample_id, layers, top_k, rollout_experts from routes "
+                f"where step_id {step} order by sample_id"
+            ).arrow()
+            assert [one["rollout_experts"] for one in rows.to_pylist()] == [
+                one.reshape(-1).tolist() for one in given
+            ]
+            assert set(
+                zip(*(rows[name].to_pylist() for name in ("layers", "top_k")), strict=True)
+            ) == {(3, 2)}
+
+
+def test_routed_experts_of_numpy_are_taken_where_numpy_is_allowed(tmp_path: Path) -> None:
+    rolled = rollout()
+    given = routed(rolled["samples"])
+    for row, found in zip(rolled["samples"], given, strict=True):
+        row["rollout_routed_experts"] = found
+    path = saved(rolled, tmp_path / "rollout_data" / "0.pt")
+    assert "numpy" in refusal(path)[0]
+    with Lake.of_files(path, options=ImportOptions(allow_numpy=True)) as lake:
+        assert lake.sql("select count(rollout_experts) as n from routes").arrow().to_pylist() == [
+            {"n": len(given)}
+        ]
+
+
+def test_routed_experts_of_another_form_are_named_and_not_taken(tmp_path: Path) -> None:
+    rolled = rollout()
+    routed(rolled["samples"], rollout_routed_experts=torch.zeros(4, dtype=torch.int32))
+    path = saved(rolled, tmp_path / "rollout_data" / "0.pt")
+    with Lake.of_files(path) as lake:
+        assert lake.imported is not None
+        (source,) = lake.imported.sources
+        assert any("'rollout_routed_experts'" in note for note in source.notes)
+
+
+def test_routed_experts_of_other_tokens_are_refused(tmp_path: Path) -> None:
+    rolled = rollout()
+    (first, *_) = rolled["samples"]
+    routed([first])
+    first["rollout_routed_experts"] = first["rollout_routed_experts"][:-1]
+    path = saved(rolled, tmp_path / "rollout_data" / "0.pt")
+    assert "tokens, expected total_length" in refusal(path)[0]

@@ -101,6 +101,26 @@ def test_text_is_not_kept(lake: Lake) -> None:
     assert found == [(0, 0, 0)]
 
 
+def test_text_is_kept_as_the_user_says(lake: Lake) -> None:
+    rules = {"prompt": "truncate:5", "response": "hash"}
+    imported(lake, "verl", ROLLOUTS, redaction=rules)
+    found = rows(lake, "select prompt, response, label from rollouts")
+    assert found
+    assert max(len(prompt) for prompt, _, _ in found) == 5
+    assert all(response.startswith("sha256:") for _, response, _ in found)
+    assert {label for _, _, label in found} == {None}
+    assert lake.validate().ok
+    source = imported(lake, "verl", ROLLOUTS)
+    assert source.status == "refused"
+    assert "prompt was" in source.problem
+
+
+def test_a_rule_that_is_none_is_refused(lake: Lake) -> None:
+    source = imported(lake, "verl", ROLLOUTS, redaction={"prompt": "keep"})
+    assert source.status == "refused"
+    assert "redaction of prompt is 'keep'" in source.problem
+
+
 def test_a_task_of_areal_is_a_group_and_its_version_the_rollout(lake: Lake, tmp_path: Path) -> None:
     version = copied(AREAL, tmp_path / "trial" / "rollout")
     edited(copied(TASK, tmp_path), lambda it: [{**one, "task_id": 18} for one in it[:2]]).rename(
