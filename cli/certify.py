@@ -6,16 +6,18 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from trajreplay.cli.errors import REFUSED, report_error
 from trajreplay.cli.gate import policy_options, stated_policy, tell
 from trajreplay.cli.options import lake_option, output_options
 from trajreplay.cli.output import Output
+from trajreplay.cli.sink import SinkError
 from trajreplay.cli.verb import HELP, Verb
 
 if TYPE_CHECKING:
@@ -45,7 +47,8 @@ class Ended:
         0: "The command ended with 0 and every check holds.",
         1: "The command ended with 0 and a check fails.",
         2: "The policy or the command line is malformed; nothing was run.",
-        3: "The lake cannot be written or read.",
+        3: "The command ended with 0 and its attempt cannot be judged, or nothing was run: the "
+        "lake cannot be read or written.",
         130: "",
     },
     example="trajreplay certify --policy replay-clean --run r1 -- python train.py",
@@ -95,7 +98,8 @@ def certify(
 
     The attempt is reserved in the lake and capture switched on for the command; its output passes
     through, signals reach it. A code other than 0 that it ends with is kept, 128 and the signal
-    where it was killed; the verdict is written in every case.
+    where it was killed; the verdict is written in every case, and says so where the attempt cannot
+    be judged.
     """
     from trajreplay.lake import Lake
     from trajreplay.schema.lakefile import create_lake
@@ -111,18 +115,35 @@ def certify(
         "TRAJREPLAY_ATTEMPT": str(attempt),
     }
     # What lay there before is of another attempt, and this program may be killed, too.
-    unfinished = {"verdict": "fail", "certifies": False, "run_id": run, "attempts": [attempt]}
-    Output("json", verdict_path).document({**unfinished, "reason": "the command has not ended"})
+    unjudged = {"verdict": "fail", "certifies": False, "run_id": run, "attempts": [attempt]}
+    leave = Output("json", verdict_path).document
+    leave({**unjudged, "reason": "the command has not ended"})
     ended = run_command(command, switches)
-    found = Lake.open(lake_path).gate(
-        held,
-        run,
-        _chain(store, run, attempt),
-        command_exit=ended.exit,
-        command_signal=ended.signal,
-    )
-    tell(found, output, verdict_path)
-    click.get_current_context().exit(ended.code or found.exit_code)
+    unjudged["command"] = {"exit": ended.exit, "signal": ended.signal}
+    code = None
+    try:
+        leave({**unjudged, "reason": "the command has ended, and its attempt is not judged yet"})
+        found = Lake.open(lake_path).gate(
+            held,
+            run,
+            _chain(store, run, attempt),
+            command_exit=ended.exit,
+            command_signal=ended.signal,
+        )
+        code = found.exit_code
+        tell(found, output, verdict_path)
+    except Exception as error:
+        if code is None:
+            with suppress(SinkError, click.UsageError):  # it may be what cannot be written
+                leave({**unjudged, "reason": f"the attempt cannot be judged: {_told(error)}"})
+        elif not ended.code:
+            raise
+        report_error(error, verbose=output.verbose)
+    click.get_current_context().exit(ended.code or (REFUSED if code is None else code))
+
+
+def _told(error: Exception) -> str:
+    return getattr(error, "message", "") or f"{type(error).__name__}: {error}"
 
 
 def _chain(store: Store, run: str, attempt: int) -> tuple[int, ...]:

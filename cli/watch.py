@@ -53,6 +53,13 @@ if TYPE_CHECKING:
 )
 @click.option("--once", is_flag=True, help="Report what is whole now, and end. Default: go on.")
 @click.option(
+    "--wait",
+    type=click.IntRange(min=0),
+    metavar="LOOKS",
+    help="Looks for which a step waits for a rollout that it consumed and of which nothing is "
+    "there; then it is reported without. Default: 3, and 0 with --once.",
+)
+@click.option(
     "--interval",
     type=click.FloatRange(min=0.05),
     default=5.0,
@@ -77,6 +84,7 @@ def watch(
     policy: str | None,
     fail_fast: bool,
     once: bool,
+    wait: int | None,
     interval: float,
     format_name: str,
     quiet: bool,
@@ -95,7 +103,9 @@ def watch(
     seen = load_state(state_path, lake.path) if state_path else set()
     if seen and not quiet:
         click.echo(f"reported before: {counted(len(seen), 'cohort')}", err=True)
-    following = lake.watch(run, attempt=attempt, seen=seen, policy=_policy(policy))
+    if once and wait is None:
+        wait = 0
+    following = lake.watch(run, attempt=attempt, seen=seen, policy=_policy(policy), wait=wait)
     worst = 0
     while True:
         for one in following.poll():

@@ -20,6 +20,7 @@ from trajreplay.stages.gate import CheckVerdict, CohortGate, Policy
 from trajreplay.stages.plan import replay
 from trajreplay.stages.report import CohortReport
 
+WAIT = 3
 _FORMAT = 1
 _MOST_BYTES = 256 << 20
 
@@ -35,6 +36,9 @@ class Watch:
         seen: Cohorts that were reported; no other is reported twice.
         pending: Cohorts of the last look that wait for captures.
         policy: What every cohort is held against; `gate` says nothing without one.
+        wait: Looks for which a step waits for a rollout that it names as a source and of which
+            nothing is there; after those it is reported without that hand-off, since rollouts may
+            not be captured at all.
 
     Raises:
         QueryError: The policy demands nothing of a single cohort.
@@ -46,15 +50,18 @@ class Watch:
     seen: set[Cohort] = field(default_factory=set)
     pending: int = 0
     policy: Policy | None = None
+    wait: int = WAIT
 
     def __post_init__(self) -> None:
         self._gate = None if self.policy is None else CohortGate(self.policy)
         self._catalog: Catalog | None = None
+        self._looks: dict[Cohort, int] = {}
 
     def poll(self) -> list[CohortReport]:
         """Look once: the reports of cohorts that became whole, or can never be, in order.
 
-        A step waits for the rollouts it consumed from, as long as anything of those is there.
+        A step waits for the rollouts it consumed from: as long as anything of those is there until
+        they are final, else `wait` looks.
 
         Raises:
             DatasetError: The lake cannot be listed.
@@ -82,7 +89,9 @@ class Watch:
 
     def done(self, one: CohortReport) -> None:
         """Note that a report was handed on."""
-        self.seen.add(Cohort(one.run_id, one.attempt, one.rollout_id, one.step_id))
+        cohort = Cohort(one.run_id, one.attempt, one.rollout_id, one.step_id)
+        self.seen.add(cohort)
+        self._looks.pop(cohort, None)
 
     def _has_begun(self, catalog: Catalog) -> bool:
         attempts = catalog.runs.get(self.run, ()) if self.run is not None else None
@@ -95,7 +104,12 @@ class Watch:
         if not _is_final(catalog, one):
             return False
         sources = source_rollouts(one) if one.step_id is not None and one.entries else ()
-        return all(_is_final(catalog, sets[source]) for source in sources if source in sets)
+        if not all(_is_final(catalog, sets[source]) for source in sources if source in sets):
+            return False
+        # What another attempt superseded is there, and will never be shown.
+        absent = any(one not in sets and one not in catalog.by_cohort for one in sources)
+        looks = self._looks[cohort] = self._looks.get(cohort, 0) + absent
+        return not absent or looks > self.wait
 
     def _selections(self, ready: set[Cohort]) -> list[Selection]:
         """A selection a rollout, since one of a rollout has its steps too; else of the steps."""

@@ -11,16 +11,29 @@ import pyarrow.compute as pc
 
 from trajreplay.query.catalog import Cohort
 from trajreplay.schema.columns import Column
+from trajreplay.schema.errors import QueryError
 
 _BITS = {pa.float32(): pa.int32(), pa.float64(): pa.int64()}
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What counts as equal: |a - b| <= atol + rtol |b|; equal bits if both are 0."""
+    """What counts as equal: |a - b| <= atol + rtol |b| of finite values; else equal bits.
+
+    Raises:
+        QueryError: One of the two is negative, infinite or NaN.
+    """
 
     atol: float = 0.0
     rtol: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in (("atol", self.atol), ("rtol", self.rtol)):
+            if not (math.isfinite(value) and value >= 0):
+                raise QueryError(
+                    f"{name} is {value}, expected a finite number, 0 or more",
+                    hint="A tolerance that allows everything compares nothing.",
+                )
 
 
 @dataclass(frozen=True)
@@ -183,6 +196,8 @@ def _differing(left: pa.Array, right: pa.Array, tolerance: Tolerance) -> pa.Arra
     wide = [one.cast(pa.float64()) for one in (left, right)]
     bound = pc.add(tolerance.atol, pc.multiply(tolerance.rtol, pc.abs(wide[1])))
     within = pc.less_equal(pc.abs(pc.subtract(*wide)), bound)
+    # The bound of an infinity is infinite itself: it would be equal to everything.
+    within = pc.and_(within, pc.and_(*map(pc.is_finite, wide)))
     return pc.and_(unequal, pc.invert(pc.fill_null(within, False)))
 
 

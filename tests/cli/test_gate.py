@@ -187,3 +187,47 @@ def test_a_command_that_records_nothing_or_cannot_be_run_fails(tmp_path: Path) -
     assert run(*base, "--", sys.executable, "-c", "pass").code == 1
     assert run(*base, "--", tmp_path / "no-such-program").code == 127
     assert json.loads((tmp_path / "verdict.json").read_text())["verdict"] == "fail"
+
+
+# Leaves a file in the manifest that is no entry, for whoever gates.
+SPOIL = (
+    "import os, pathlib; "
+    "folder = pathlib.Path(os.environ['TRAJREPLAY_LAKE'], '_manifest', 'entries', 'run_id=r'); "
+    "folder.mkdir(parents=True, exist_ok=True); (folder / 'stray.json').write_text('x'); "
+)
+
+
+@pytest.mark.parametrize(
+    ("then", "code", "command"),
+    [
+        ("pass", 3, {"exit": 0, "signal": None}),
+        ("raise SystemExit(7)", 7, {"exit": 7, "signal": None}),
+        ("os.kill(os.getpid(), 9)", 137, {"exit": None, "signal": 9}),
+    ],
+)
+def test_where_the_gate_cannot_judge_the_commands_own_end_is_kept_and_told(
+    tmp_path: Path, then: str, code: int, command: dict[str, int | None]
+) -> None:
+    file = tmp_path / "verdict.json"
+    outcome = run(
+        *("certify", "--lake", tmp_path / "lake", "--policy", "replay-clean", "--run", "r"),
+        *("--verdict", file, "--", sys.executable, "-c", SPOIL + then),
+    )
+    assert (outcome.code, outcome.out) == (code, "")
+    assert "stray.json" in outcome.err
+    told = json.loads(file.read_text())
+    assert (told["verdict"], told["certifies"], told["command"]) == ("fail", False, command)
+    assert told["reason"].startswith("the attempt cannot be judged: ")
+    assert "stray.json" in told["reason"]
+
+
+def test_a_verdict_file_that_cannot_be_written_loses_no_exit_code(tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    folder.mkdir()
+    gone = f"import shutil; shutil.rmtree({str(folder)!r}); raise SystemExit(7)"
+    outcome = run(
+        *("certify", "--lake", tmp_path / "lake", "--policy", "replay-clean", "--run", "r"),
+        *("--verdict", folder / "verdict.json", "--", sys.executable, "-c", gone),
+    )
+    assert (outcome.code, outcome.out) == (7, "")
+    assert "No such file or directory" in outcome.err

@@ -97,6 +97,30 @@ def test_a_step_waits_for_the_rollout_that_it_consumed(lake: Lake) -> None:
     assert [one[:2] for one in poll(watch)] == [(0, None), (0, 0)]
 
 
+def test_a_step_that_comes_first_waits_for_its_rollout_and_is_compared_with_it(
+    lake: Lake,
+) -> None:
+    watch = lake.watch()
+    rollout(lake, 0, step_id=0)
+    assert poll(watch) == []
+    assert watch.pending == 1
+    rollout(lake, 0)
+    found = {one.step_id: one for one in watch.poll()}
+    assert list(found) == [None, 0]
+    assert [one.check for one in found[0].findings] == [], "handoffs were compared"
+
+
+@pytest.mark.parametrize("wait", [0, 1, 4])
+def test_a_rollout_that_never_comes_is_waited_for_a_stated_number_of_looks(
+    lake: Lake, wait: int
+) -> None:
+    watch = lake.watch(wait=wait)
+    rollout(lake, 0, step_id=0)
+    looks = [[one[:2] for one in poll(watch)] for _ in range(wait + 2)]
+    assert looks == [*[[]] * wait, [(0, 0)], []]
+    assert watch.pending == 0
+
+
 def test_what_was_seen_before_is_not_reported(lake: Lake) -> None:
     rollout(lake, 0, run_id="a")
     rollout(lake, 1, run_id="a")

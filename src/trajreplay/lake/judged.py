@@ -207,6 +207,7 @@ class Judged(Opened):
         attempt: int | None = None,
         seen: Iterable[Cohort] = (),
         policy: Policy | str | os.PathLike[str] | None = None,
+        wait: int | None = None,
     ) -> Watch:
         """Follow a lake that is being written: every cohort is replayed once, when it is whole.
 
@@ -216,6 +217,8 @@ class Judged(Opened):
             seen: Cohorts that were reported before, and are not again.
             policy: What every cohort is held against as it completes: a policy, a TOML file of one,
                 or the name of a preset.
+            wait: Looks for which a step waits for a rollout that it consumed and of which
+                nothing is there; 3 if None.
 
         Returns:
             `watch.poll()` gives the reports of cohorts that are new, `watch.gate(report)` what the
@@ -225,9 +228,10 @@ class Judged(Opened):
             QueryError: The policy is malformed, or demands nothing of a single cohort.
         """
         from trajreplay.stages.gate import Policy, load_gate_policy
-        from trajreplay.stages.watch import Watch
+        from trajreplay.stages.watch import WAIT, Watch
 
         held = None
         if policy is not None:
             held = policy if isinstance(policy, Policy) else load_gate_policy(policy)
-        return Watch(self._store, run, attempt, set(seen), policy=held)
+        looks = WAIT if wait is None else wait
+        return Watch(self._store, run, attempt, set(seen), policy=held, wait=looks)

@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.helpers.captures import record, sample
 from trajreplay import Lake, QueryError, RecomputeConfig
 from trajreplay.query.differences import DiffReport
+from trajreplay.query.differences.compare import Tolerance, _differing
 
 SAMPLES = 4
 LENGTH = 3
@@ -170,6 +174,43 @@ def test_settings_that_differ_are_named_once_with_their_first_cohort(lake: Lake)
     assert named["loss.eps_clip"] == (0.2, 0.1, 0)
     assert report.verdict == "different"
     assert report.fields == []
+
+
+FLOATS = st.floats(width=32) | st.sampled_from([math.inf, -math.inf, math.nan, 0.0, -0.0, 1e38])
+
+
+def is_equal(left: float, right: float, tolerance: Tolerance) -> bool:
+    """The definition, a pair at a time."""
+    if math.isfinite(left) and math.isfinite(right):
+        return abs(left - right) <= tolerance.atol + tolerance.rtol * abs(right)
+    return left == right or (math.isnan(left) and math.isnan(right))
+
+
+@given(
+    st.lists(st.tuples(FLOATS, FLOATS), min_size=1),
+    st.sampled_from([0.0, 1e-6, 1.0]),
+    st.sampled_from([1e-6, 0.5, 3.0]),
+)
+def test_a_value_that_is_not_finite_equals_itself_alone_under_any_tolerance(
+    pairs: list[tuple[float, float]], atol: float, rtol: float
+) -> None:
+    tolerance = Tolerance(atol, rtol)
+    left, right = (pa.array(one, pa.float32()) for one in zip(*pairs, strict=True))
+    found = _differing(left, right, tolerance).to_pylist()
+    for (a, b), differs in zip(pairs, found, strict=True):
+        if not (math.isnan(a) and math.isnan(b)):  # of NaN the bits count
+            assert differs is not is_equal(a, b, tolerance), (a, b)
+
+
+@pytest.mark.parametrize("tolerance", [math.inf, math.nan, -1.0])
+def test_a_tolerance_that_allows_everything_or_nothing_is_refused(
+    lake: Lake, tolerance: float
+) -> None:
+    two(lake)
+    with pytest.raises(QueryError, match=r"atol is .*, expected a finite number"):
+        lake.diff("a", "b", atol=tolerance)
+    with pytest.raises(QueryError, match=r"rtol is .*, expected a finite number"):
+        lake.diff("a", "b", rtol=tolerance)
 
 
 def test_samples_of_other_names_are_told_by_their_tokens(lake: Lake) -> None:

@@ -42,12 +42,12 @@ def failing(watch: Watch) -> dict[int | None, list[str]]:
 def test_only_the_step_that_is_off_fails(lake: Lake, delta: float, fails: list[str]) -> None:
     for step_id, off in enumerate((0.001, delta, 0.001)):
         step(lake, step_id, off)
-    assert failing(lake.watch(policy=LIMITS)) == {0: [], 1: fails, 2: []}
+    assert failing(lake.watch(policy=LIMITS, wait=0)) == {0: [], 1: fails, 2: []}
 
 
 def test_a_step_that_lacks_the_values_fails(lake: Lake) -> None:
     write_pair(lake, [[-1.0]], [[-1.0]], masks=[[0]])
-    assert failing(lake.watch(policy=LIMITS)) == {0: ["delta_tail", "generation_kl"]}
+    assert failing(lake.watch(policy=LIMITS, wait=0)) == {0: ["delta_tail", "generation_kl"]}
 
 
 def test_a_rollout_is_held_against_replay_alone(lake: Lake) -> None:
@@ -69,14 +69,14 @@ def test_the_baseline_is_that_of_the_steps_before_also_after_a_restart(lake: Lak
     policy = Policy(checks={"mismatch_baseline": {"window": 2, "factor": 3.0, "patience": 1}})
     for step_id, delta in enumerate((0.01, 0.01, 0.02, 0.5)):
         step(lake, step_id, delta)
-    first = lake.watch(policy=policy)
+    first = lake.watch(policy=policy, wait=0)
     told = {}
     for one in first.poll():
         told[one.step_id] = watched(first, one)
         first.done(one)
     assert told == {0: "not-judged", 1: "not-judged", 2: "pass", 3: "fail"}
     step(lake, 4, 0.01)
-    again = lake.watch(policy=policy, seen=first.seen)
+    again = lake.watch(policy=policy, seen=first.seen, wait=0)
     assert {one.step_id: watched(again, one) for one in again.poll()} == {4: "fail"}
 
 
@@ -88,7 +88,7 @@ def watched(watch: Watch, one: CohortReport) -> str:
 def test_a_policy_of_the_run_as_a_whole_is_refused(lake: Lake) -> None:
     policy = Policy(checks={"command": {}, "complete": {}}, max_steps=3)
     with pytest.raises(QueryError, match="nothing of a single rollout or step") as refused:
-        lake.watch(policy=policy)
+        lake.watch(policy=policy, wait=0)
     assert "trajreplay gate" in str(refused.value)
 
 
