@@ -109,8 +109,13 @@ class RouteReport:
     @property
     def undecided(self) -> tuple[str, ...]:
         """Rules that the policy requires to be decided, and that are not."""
+        statuses, policy = self.statuses, self.policy
+        # A share that was never counted is not known to be within its bound.
+        bounded = () if policy.max_fallback_share is None else ("route.fallback",)
         return tuple(
-            name for name in self.policy.require if self.statuses[name] not in ("pass", "fail")
+            name
+            for name in dict.fromkeys((*policy.require, *bounded))
+            if statuses[name] not in ("pass", "fail")
         )
 
     @property

@@ -28,7 +28,8 @@ class RoutePolicy:
         layers: The MoE layers, counted from 1; the union over stages and ranks if empty.
         experts: Experts of a layer; the width of the router's scores if 0.
         require: Rules that must have been decided: unverified is a failure.
-        max_fallback_share: Share of rows that may be left to the trainer's own router; any if None.
+        max_fallback_share: Share of rows that may be left to the trainer's own router; where it is
+            stated it must have been decided, and where it is None any share passes, unverified.
         ignore: Events of other versions of the emitter that are left out, instead of refused.
         processes: The attempt's processes as `host:pid`; all if empty.
         since: The attempt's first second since the epoch; all times if None.

@@ -32,6 +32,13 @@ def check_replays(trace: Trace, policy: RoutePolicy, say: RouteFindings) -> tupl
         replays = trace.replays[cell]
         _check_counts(cell, replays, cell.stage not in unverified_stages, say)
         _check_actions(cell, replays, say)
+        if not _are_paired(replays):
+            say.unverified(
+                "verify.expected",
+                f"{_named(cell)}: {len(replays.verified)} verifications of {len(replays.forward)} "
+                f"forwards and {len(replays.assigned)} assignments: which is of which is not known",
+                **_where(cell),
+            )
         for number, one in enumerate(replays.verified):
             _check_verification(cell, one, say)
             _check_expected(cell, replays, number, one, say)
@@ -39,6 +46,7 @@ def check_replays(trace: Trace, policy: RoutePolicy, say: RouteFindings) -> tupl
             rows += one.actual.shape[0] if one.actual.shape else 0
         for one in replays.verified_backward:
             _check_verification(cell, one, say)
+            _check_expected_backward(cell, replays, one, say)
     for cell in sorted(trace.replays.keys() - set(cells)):
         say.fail(
             "installed.action",
@@ -75,7 +83,7 @@ def _check_counts(cell: Cell, replays: Replays, verified: bool, say: RouteFindin
 def _check_actions(cell: Cell, replays: Replays, say: RouteFindings) -> None:
     """A forward installs the next assignment; a backward one of those, or what a forward used."""
     hashes = [one.routes.sha256 for one in replays.assigned]
-    used = {one.actual.sha256 for one in replays.verified if one.fallback_rows}
+    used = _used_instead(replays)
     if len(replays.forward) != len(hashes):
         return  # action.coverage says so
     for number, action in enumerate(replays.forward):
@@ -149,13 +157,19 @@ def _check_fallback(
 def _check_expected(
     cell: Cell, replays: Replays, number: int, one: Verification, say: RouteFindings
 ) -> None:
-    """What the k-th forward expected is what the k-th action installed."""
-    if one.expected is None or len(replays.verified) != len(replays.forward):
+    """What the k-th forward expected was installed by the k-th action; by any if they are not 1:1.
+
+    That what an action installs was assigned is another rule.
+    """
+    if one.expected is None:
         return
-    installed = replays.forward[number].routes
-    assigned = replays.assigned[number].routes if number < len(replays.assigned) else None
-    right = installed and assigned and installed.sha256 == assigned.sha256
-    if installed and right and one.expected.sha256 != installed.sha256:
+    if _are_paired(replays):
+        installed = replays.forward[number].routes
+        known = {replays.assigned[number].routes.sha256}
+        known |= {installed.sha256} if installed else set()
+    else:
+        known = _known(replays)
+    if one.expected.sha256 not in known:
         say.fail(
             "verify.expected",
             f"{_named(cell)}: forward {number + 1} was verified against other routes than were "
@@ -163,6 +177,43 @@ def _check_expected(
             **_where(cell),
             microbatch=number + 1,
         )
+
+
+def _check_expected_backward(
+    cell: Cell, replays: Replays, one: Verification, say: RouteFindings
+) -> None:
+    """What a backward expected was installed, or is what a forward used where rows had no route."""
+    if one.expected is None or one.expected.sha256 in _known(replays) | _used_instead(replays):
+        return
+    place = f"{_named(cell)} ({one.origin.file}, line {one.origin.line})"
+    if not replays.verified and any(_may_fall_back(other.routes) for other in replays.assigned):
+        say.unverified(
+            "verify.expected",
+            f"{place}: which routes forwards used, and a backward repeats, is not known",
+            **_where(cell),
+        )
+    else:
+        say.fail(
+            "verify.expected",
+            f"{place}: a backward was verified against routes that nobody installed",
+            **_where(cell),
+        )
+
+
+def _are_paired(replays: Replays) -> bool:
+    """Whether the k-th assignment, forward and verification are of one micro-batch."""
+    return len(replays.verified) == len(replays.forward) == len(replays.assigned)
+
+
+def _known(replays: Replays) -> set[str]:
+    """Hashes of all that was assigned, or installed forward."""
+    installed = {one.routes.sha256 for one in replays.forward if one.routes}
+    return installed | {one.routes.sha256 for one in replays.assigned}
+
+
+def _used_instead(replays: Replays) -> set[str]:
+    """Hashes of what forwards used in which the trainer's own router chose some rows."""
+    return {one.actual.sha256 for one in replays.verified if one.fallback_rows}
 
 
 def _may_fall_back(routes: TensorRecord) -> bool:

@@ -64,9 +64,22 @@ def check_shards(
             "that their hashes say which shards are equal, not which positions they hold",
         )
     check_counts(trace, policy, say)
-    if not topology.blocks and trace.shards:
-        say.unverified("cp.reassembly", "ranks are not numbered as Megatron numbers them")
+    if not topology.blocks:
+        _check_unplaced(trace, policy, say)
+    if trace.shards and not found:
+        reason = "of no micro-batch is it known which ranks hold it"
+        if not topology.blocks:
+            reason += ": they are not numbered as Megatron numbers them"
+        for rule in ("cp.identity", "cp.reassembly", "installed.payload"):
+            say.unverified(rule, reason)
     return found
+
+
+def _check_unplaced(trace: Trace, policy: RoutePolicy, say: RouteFindings) -> None:
+    """Where it is not known which ranks belong together, count identities over all of them."""
+    for batch, shards in sorted(trace.shards.items()):
+        if batch.stage in policy.stages and shards:
+            _check_identities(batch, tuple(one for _, one in sorted(shards.items())), say)
 
 
 def _check_shapes(trace: Trace, say: RouteFindings) -> None:
@@ -140,24 +153,7 @@ def _check_block(
 ) -> Held:
     nothing = Held(batch, block, shards, fetched, None)
     identities = tuple(shard.identity for shard in shards if shard.identity)
-    counts = [shard.verified for shard in shards]
-    if len(identities) < len(shards) or None in counts:
-        say.fail(
-            "cp.identity",
-            f"micro-batch {batch.microbatch} of {batch.stage}: token identities were not verified "
-            f"on every rank; set NRL_R3_TRACE_VERIFY_FORWARD=1",
-            **where_of(batch, shards[0]),
-        )
-        return nothing
-    if not sum(count or 0 for count in counts):
-        say.fail(
-            "cp.identity",
-            f"micro-batch {batch.microbatch} of {batch.stage}: no token identity was verified on "
-            f"any of its {len(shards)} ranks",
-            **where_of(batch, shards[0]),
-        )
-        return nothing
-    if _has_twins(batch, shards, say):
+    if not _check_identities(batch, shards, say) or _has_twins(batch, shards, say):
         return nothing
     lengths = tuple(one.valid_length for one in fetched) or None
     key = (lengths, *(one.sha256 for one in identities))
@@ -176,6 +172,27 @@ def _check_block(
     if solution.composition:
         check_valid(batch, shards, solution.composition, say)
     return Held(batch, block, shards, fetched, solution.composition)
+
+
+def _check_identities(batch: Batch, shards: tuple[Shard, ...], say: RouteFindings) -> bool:
+    """Whether identities were verified on every rank, and on some rank more than none."""
+    told = f"micro-batch {batch.microbatch} of {batch.stage}"
+    if any(shard.identity is None or shard.verified is None for shard in shards):
+        say.fail(
+            "cp.identity",
+            f"{told}: token identities were not verified on every rank; set "
+            "NRL_R3_TRACE_VERIFY_FORWARD=1",
+            **where_of(batch, shards[0]),
+        )
+        return False
+    if not any(shard.verified for shard in shards):
+        say.fail(
+            "cp.identity",
+            f"{told}: no token identity was verified on any of its {len(shards)} ranks",
+            **where_of(batch, shards[0]),
+        )
+        return False
+    return True
 
 
 def _has_twins(batch: Batch, shards: tuple[Shard, ...], say: RouteFindings) -> bool:

@@ -75,12 +75,13 @@ def _wrong(choices: tuple[int, ...], experts: int, is_used: bool) -> str:
 def _check_fallback(policy: RoutePolicy, fallback: int, rows: int, say: RouteFindings) -> None:
     bound = policy.max_fallback_share
     if not rows:
-        if bound is not None:
-            say.unverified("route.fallback", "no forward was verified, which alone counts rows")
+        say.unverified("route.fallback", "no forward was verified, which alone counts rows")
         return
     share = fallback / rows
     counted = f"{fallback} of {rows} rows ({share:.3g}) had no route: the trainer routed them"
     if bound is not None and share > bound:
         say.fail("route.fallback", f"{counted}; the policy allows a share of {bound}")
+    elif fallback and bound is None:
+        say.unverified("route.fallback", f"{counted}; the policy states no max_fallback_share")
     elif fallback:
         say.remark("route.fallback", counted)

@@ -1,5 +1,6 @@
 """Traces of every layout: none that is healthy is refused, and every single defect is named."""
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -120,11 +121,84 @@ def test_what_hashes_cannot_decide_fails_only_where_it_is_required() -> None:
 def test_rows_without_a_route_are_counted_and_bounded_by_the_policy() -> None:
     trace = make_trace(LAYOUTS["fallback"])
     report = checked(trace)
-    remarks = [one for one in report.findings if one.rule == "route.fallback"]
-    assert [one.severity for one in remarks] == ["remark"]
+    assert (report.verdict, report.statuses["route.fallback"]) == ("pass", "unverified")
     share = report.fallback_rows / report.verified_rows
-    assert checked(trace, max_fallback_share=share).verdict == "pass"
+    bounded = checked(trace, max_fallback_share=share)
+    assert (bounded.verdict, bounded.statuses["route.fallback"]) == ("pass", "pass")
+    remarks = [one for one in bounded.findings if one.rule == "route.fallback"]
+    assert [one.severity for one in remarks] == ["remark"]
     assert failed(checked(trace, max_fallback_share=share * 0.999)) == {"route.fallback"}
+
+
+def test_a_share_that_nothing_counts_is_not_within_its_bound() -> None:
+    trace = make_trace(LAYOUTS["context"])
+    trace.remove(event="router_replay_forward_verify")
+    assert checked(trace).statuses["route.fallback"] == "unverified"
+    assert checked(trace).undecided == ()
+    assert checked(trace, max_fallback_share=1.0).undecided == ("route.fallback",)
+
+
+@given(layouts(), st.integers(0, 99), st.data())
+def test_no_verification_is_believed_that_was_against_routes_nobody_installed(
+    layout: Layout, seed: int, data: st.DataObject
+) -> None:
+    """Any one, forward or backward, instead of the one that was or beside it."""
+    trace = make_trace(layout, seed)
+    name, number = data.draw(
+        st.sampled_from(
+            [
+                (name, number)
+                for name, records in trace.files.items()
+                for number, one in enumerate(records)
+                if one["event"] == "router_replay_forward_verify"
+            ]
+        )
+    )
+    stranger = copy.deepcopy(trace.files[name][number])
+    for side in ("actual", "expected"):
+        stranger[side]["sha256"] = "f" * 64
+    beside = data.draw(st.booleans())
+    trace.files[name][number + beside : number + 1] = [stranger]
+    found = failed(checked(trace))
+    assert "verify.expected" in found
+    # What a backward repeats of a forward with fallback rows is known by its verification alone.
+    assert found <= {"verify.expected", "installed.action"}
+
+
+def test_verifications_that_cannot_be_paired_leave_open_which_is_of_which() -> None:
+    trace = make_trace(LAYOUTS["context"])
+    for name, records in trace.files.items():
+        twice = [[one] * (1 + ("matches_expected" in one)) for one in records]
+        trace.files[name] = [dict(one) for many in twice for one in many]
+    assert checked(trace).verdict == "pass"
+    assert checked(trace, require=("verify.expected",)).undecided == ("verify.expected",)
+
+
+ORDERS = {"crossed": (0, 1, 1, 0), "halves": (0, 0, 0, 1, 1, 1, 0, 1)}
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+@pytest.mark.parametrize("queue", [True, False])
+def test_where_no_order_of_ranks_is_known_identities_are_counted_all_the_same(
+    order: tuple[int, ...], queue: bool
+) -> None:
+    def trace(count: int | None, of: tuple[int, ...] = order) -> Trace:
+        made = make_trace(Layout(context=2, data=len(order) // 2, queue=queue))
+        for one in made.records(event="cp_routed_experts"):
+            one["cp_rank"] = order[one["rank"]]
+            if one["rank"] in of and one["microbatch_idx"] == 1:
+                one["cp_token_identity_verified_count"] = count
+        return made
+
+    ranks = tuple(range(len(order)))
+    healthy = checked(trace(None, ()))
+    assert "fail" not in healthy.statuses.values()
+    for rule in ("cp.identity", "installed.payload", "cp.reassembly"):
+        assert healthy.statuses[rule] == "unverified"
+        assert checked(trace(None, ()), require=(rule,)).verdict == "fail"
+    assert "cp.identity" in failed(checked(trace(0, ranks)))
+    assert "cp.identity" in failed(checked(trace(None, ranks)))
+    assert "cp.identity" in failed(checked(trace(None, (1,))))
 
 
 def test_dense_layers_and_missing_ones_are_told_apart_by_the_policy() -> None:

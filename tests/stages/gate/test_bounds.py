@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.helpers.gates import HEALTHY
+from tests.helpers.r3_traces import Layout, make_trace
 from trajreplay import Lake
 from trajreplay.query import Catalog
 from trajreplay.schema.lakefile import open_lake
@@ -135,3 +137,18 @@ def test_an_intermediate_run_is_judged_on_the_steps_that_it_has(catalog: Catalog
     assert outcome(catalog, "learning_signal", None, policy, steps=4) is None
     assert outcome(catalog, "complete", {"loss": [1, None, 1, 1]}, policy, steps=4) is False
     assert outcome(catalog, "complete", steps=4) is False
+
+
+@pytest.mark.parametrize(
+    ("length", "fallback", "passed"),
+    [(200, 0, True), (200, 2, True), (200, 3, False), (8, 8, False)],
+)
+def test_the_preset_bounds_the_share_of_rows_that_no_route_was_replayed_for(
+    catalog: Catalog, tmp_path: Path, length: int, fallback: int, passed: bool
+) -> None:
+    layout = Layout(lengths=(length,) * 2, fallback=fallback, queue=False)
+    traces = str(make_trace(layout).write(tmp_path / "trace"))
+    policy = load_gate_policy("router-replay").with_parameters(
+        "routes", traces=traces, contract="legacy-async", since=0.0
+    )
+    assert outcome(catalog, "routes", policy=policy) is passed
