@@ -75,7 +75,8 @@ def preflight(
     """Refuse a configuration that parses but cannot work or does nothing.
 
     Every finding has the setting, its value, why, and what to write instead. A rule that hangs on a
-    fact or a version that was not stated is named on stderr, and refuses nothing.
+    fact or a version that was not stated, or on a setting whose value does not tell, such as an
+    interpolation or a number in quotes, is named on stderr, and refuses nothing.
     """
     from trajreplay.query.preflight import load_config, load_rules
     from trajreplay.query.preflight import preflight as check
@@ -103,6 +104,12 @@ def preflight(
         by_missing.setdefault(" and ".join(stated), []).append(rule)
     for stating, names in by_missing.items():
         output.note(f"not decided without {stating}: {', '.join(names)}")
+    by_written: dict[str, list[str]] = {}
+    for rule, settings in report.unread.items():
+        told = " and ".join(f"{path} is {_quoted(value)}" for path, value in settings.items())
+        by_written.setdefault(told, []).append(rule)
+    for told, names in by_written.items():
+        output.note(f"not decided since {told}: {', '.join(names)}")
     click.get_current_context().exit(0 if report.ok else 1)
 
 
@@ -167,12 +174,20 @@ def _summary(report: PreflightReport) -> str:
     warnings = len(report.findings) - errors
     found = [counted(errors, "error")] if errors else []
     found += [counted(warnings, "warning")] if warnings else []
-    left = f", {len(report.undecided)} not decided" if report.undecided else ""
+    open_rules = report.undecided.keys() | report.unread.keys()
+    left = f", {len(open_rules)} not decided" if open_rules else ""
     version = f" {report.version}" if report.version else ""
     return (
         f"{'ok' if report.ok else 'refused'}: {counted(report.checked, 'rule')} of "
         f"{report.framework}{version}: {', '.join(found) or 'nothing found'}{left}"
     )
+
+
+def _quoted(value: Any) -> str:
+    """A value as a configuration writes it, text in quotes."""
+    from trajreplay.query.preflight.check import shown
+
+    return f'"{value}"' if isinstance(value, str) else shown(value)
 
 
 def _fact(text: str) -> tuple[str, Any]:

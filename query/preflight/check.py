@@ -8,8 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from trajreplay.query.preflight.expressions import Undecided, look_up
-from trajreplay.query.preflight.rules import Rule, RuleSet, Severity, built_in
+from trajreplay.query.preflight.configs import with_defaults
+from trajreplay.query.preflight.evaluation import FACT, Undecided, look_up
+from trajreplay.query.preflight.rulefiles import built_in
+from trajreplay.query.preflight.rules import Rule, RuleSet, Severity, parse_version
 from trajreplay.schema.errors import QueryError
 
 PREFLIGHT_FINDINGS = pa.schema(
@@ -52,6 +54,8 @@ class PreflightReport:
         checked: Rules that were decided.
         findings: Those that are broken, errors first.
         undecided: Names of rules that facts or a version would decide, and which.
+        unread: Names of rules that hang on settings whose value does not tell, an interpolation or
+            one of another type, and these: path and value.
     """
 
     framework: str
@@ -59,6 +63,7 @@ class PreflightReport:
     checked: int
     findings: tuple[PreflightFinding, ...]
     undecided: dict[str, tuple[str, ...]]
+    unread: dict[str, dict[str, Any]]
 
     @property
     def ok(self) -> bool:
@@ -96,22 +101,32 @@ def preflight(
         framework: Whose it is.
         version: Of the framework; rules for some versions stay undecided without it.
         facts: What no configuration says, such as `dataset_size`.
-        more: Rules of users; those of other frameworks are left out.
+        more: Rules of users for the same framework.
 
     Raises:
-        QueryError: There are no rules for the framework, a fact or its value is none that they
-            know, or a user's rule has the name of another.
+        QueryError: There are no rules for the framework, its version is no number, a fact or its
+            value is none that the rules know, a user's rules are for another framework, or one
+            has the name of another.
 
     >>> report = preflight({"num_generations": 1}, "trl")
     >>> [(one.rule.name, one.value) for one in report.findings]
     [('trl/group-of-one', 1)]
     """
-    own = built_in(framework)
-    sets = [own, *(one for one in more if one.framework == framework)]
-    _check_facts(facts or {}, sets)
-    tree = _with_defaults(config, {key: one for of in sets for key, one in of.defaults.items()})
+    sets = [built_in(framework), *more]
+    for of in more:
+        if of.framework != framework:
+            raise QueryError(
+                f"these rules are for {of.framework}, the configuration is of {framework}",
+                hint="Leave them out, or state the other framework.",
+            )
+    if version is not None:
+        parse_version(version)
+    stated = facts or {}
+    _check_facts(stated, sets)
+    tree = with_defaults(config, {key: one for of in sets for key, one in of.defaults.items()})
     found: list[PreflightFinding] = []
     undecided: dict[str, tuple[str, ...]] = {}
+    unread: dict[str, dict[str, Any]] = {}
     checked = 0
     names: set[str] = set()
     for rule in (rule for of in sets for rule in of.rules):
@@ -121,10 +136,14 @@ def preflight(
         applies = rule.holds_for(version)
         if applies is False:
             continue
-        value = rule.condition.value(tree, facts or {})
+        value = rule.condition.holds(tree, stated)
         if isinstance(value, Undecided):
             if value.facts:
                 undecided[rule.name] = tuple(sorted(value.facts))
+            if value.paths:
+                unread[rule.name] = {
+                    path: _written(path, tree, stated) for path in sorted(value.paths)
+                }
             continue
         if value and applies is None:
             undecided[rule.name] = ("version",)
@@ -133,7 +152,7 @@ def preflight(
         if value:
             found.append(PreflightFinding(rule, look_up(tree, rule.path)))
     found.sort(key=lambda one: one.severity != "error")
-    return PreflightReport(framework, version, checked, tuple(found), undecided)
+    return PreflightReport(framework, version, checked, tuple(found), undecided, unread)
 
 
 def _check_facts(facts: Mapping[str, Any], sets: Sequence[RuleSet]) -> None:
@@ -149,32 +168,19 @@ def _check_facts(facts: Mapping[str, Any], sets: Sequence[RuleSet]) -> None:
             raise QueryError(f"fact {name} is {value!r}, expected one of {', '.join(allowed)}")
 
 
+def _written(path: str, tree: Mapping[str, Any], facts: Mapping[str, Any]) -> Any:
+    head, _, name = path.partition(".")
+    return facts.get(name) if head == FACT else look_up(tree, path)
+
+
 def shown(value: Any) -> str:
     """A value as a configuration writes it."""
     if value is None:
         return "not set"
     if isinstance(value, Undecided):
-        return "not known"
+        return value.text or "not known"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
         return "a section"
     return str(value)
-
-
-def _with_defaults(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = _copied(config)
-    for path, value in defaults.items():
-        *names, last = path.split(".")
-        inner: Any = tree
-        for name in names:
-            inner = inner.setdefault(name, {}) if isinstance(inner, dict) else None
-        if isinstance(inner, dict):
-            inner.setdefault(last, value)
-    return tree
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _copied(one) for key, one in value.items()}
-    return value

@@ -6,13 +6,13 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from trajreplay.query.preflight.expressions import Undecided
+from trajreplay.query.preflight.evaluation import Undecided
 from trajreplay.schema.errors import QueryError
 
 _MOST_BYTES = 4 << 20
@@ -51,7 +51,7 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
             `~a.b` removes.
 
     Returns:
-        The tree; `${a.b}` is replaced, and what cannot be is `Undecided`.
+        The tree; `${a.b}` is replaced, and what cannot be is `Undecided` with its text.
 
     Raises:
         QueryError: It cannot be read, or an override is none.
@@ -77,6 +77,30 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     for one in overrides:
         _override(tree, one)
     return tree
+
+
+def with_defaults(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a configuration with what a framework takes where nothing is written.
+
+    Args:
+        config: The configuration.
+        defaults: Values by dotted path.
+    """
+    tree: dict[str, Any] = _copied(config)
+    for path, value in defaults.items():
+        *names, last = path.split(".")
+        inner: Any = tree
+        for name in names:
+            inner = inner.setdefault(name, {}) if isinstance(inner, dict) else None
+        if isinstance(inner, dict):
+            inner.setdefault(last, value)
+    return tree
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copied(one) for key, one in value.items()}
+    return value
 
 
 def parse_value(text: str) -> Any:
@@ -180,10 +204,10 @@ def _resolved(value: Any, root: dict[str, Any], left: list[int], inside: tuple[s
         return value
     whole = _REFERENCE.fullmatch(value)
     if whole is None or whole[1] in inside:
-        return Undecided()
+        return Undecided(text=value)
     found: Any = root
     for name in whole[1].split("."):
         if not isinstance(found, dict) or name not in found:
-            return Undecided()
+            return Undecided(text=value)
         found = found[name]
     return _resolved(found, root, left, (*inside, whole[1]))

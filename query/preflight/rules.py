@@ -1,13 +1,9 @@
-"""Rules of configurations as data: read from TOML, those of the package and those of users."""
+"""Rules of configurations: what one is, and for which versions of a framework it is."""
 
 from __future__ import annotations
 
-import os
 import re
-import tomllib
-from dataclasses import dataclass, field, fields
-from functools import cache
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trajreplay.query.preflight.expressions import Expression
@@ -15,10 +11,10 @@ from trajreplay.schema.errors import QueryError
 
 FRAMEWORKS = ("nemo-rl", "verl", "trl", "slime", "relax", "openrlhf", "areal", "prime-rl")
 Severity = Literal["error", "warning"]
-_FOLDER = Path(__file__).with_name("rules")
-_MOST_BYTES = 1 << 20
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9-]*\Z")
-_BOUND = re.compile(r"(<=|>=|<|>|==)(\d+(?:\.\d+)*)\Z")
+_BOUND = re.compile(r"(<=|>=|<|>|==)(\d+(?:\.\d+)*)\Z", re.ASCII)
+# A release, and the same one built or packaged again.
+_RELEASE = re.compile(r"v?(\d+(?:\.\d+)*)(?:\.?post\d+)?(?:\+[\w.]+)?\Z", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -73,13 +69,18 @@ class Rule:
         return self.name.partition("/")[0]
 
     def holds_for(self, version: str | None) -> bool | None:
-        """Whether it is for a version; None where that hangs on one that was not stated."""
+        """Whether it is for a version; None where that hangs on one that was not stated.
+
+        Raises:
+            QueryError: The version is no number.
+        """
         bounds = [_BOUND.match(one) for one in filter(None, self.versions.split(","))]
         if not bounds:
             return True
         if version is None:
             return None
-        return all(_compares(version, one[1], one[2]) for one in bounds if one)
+        numbers = parse_version(version)
+        return all(_compares(numbers, one[1], one[2]) for one in bounds if one)
 
 
 @dataclass(frozen=True)
@@ -101,89 +102,30 @@ class RuleSet:
     rules: tuple[Rule, ...]
 
 
-@cache
-def built_in(framework: str) -> RuleSet:
-    """The rules that come with the package.
+def parse_version(text: str) -> tuple[int, ...]:
+    """The numbers of a release.
 
     Raises:
-        QueryError: There is no such framework.
+        QueryError: It is none: a branch, or a version before a release, whose sources may be those
+            of either side.
+
+    >>> parse_version("v1.10.0+cu128")
+    (1, 10, 0)
     """
-    if framework not in FRAMEWORKS:
-        raise QueryError(f"no rules for {framework!r}, expected one of {', '.join(FRAMEWORKS)}")
-    return load_rules(_FOLDER / f"{framework}.toml")
-
-
-def load_rules(path: str | os.PathLike[str]) -> RuleSet:
-    """Read a file of rules.
-
-    Args:
-        path: TOML with `framework`, `version`, tables `facts` and `defaults`, and tables `rule`,
-            each with the fields of `Rule`, where `name` is without the framework.
-
-    Raises:
-        QueryError: It is malformed.
-    """
-    file = Path(path)
-    try:
-        if file.stat().st_size > _MOST_BYTES:
-            raise QueryError(f"{path}: more than {_MOST_BYTES} bytes")
-        tree = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise QueryError(f"{path}: no rules can be read: {error}") from error
-    framework, version = tree.get("framework"), tree.get("version")
-    if framework not in FRAMEWORKS or type(version) is not int:
+    found = _RELEASE.match(text)
+    if found is None:
         raise QueryError(
-            f"{path}: framework {framework!r}, version {version!r}, expected one of "
-            f"{', '.join(FRAMEWORKS)} and a whole number"
+            f"version {text!r}, expected the numbers of a release such as 0.6",
+            hint="Of other sources state the release they are nearest to, or no version: what "
+            "hangs on it is then named.",
         )
-    listed, defaults, facts = tree.get("rule", []), tree.get("defaults", {}), tree.get("facts", {})
-    if unknown := sorted(tree.keys() - {"framework", "version", "rule", "defaults", "facts"}):
-        raise QueryError(f"{path}: unknown {', '.join(unknown)}")
-    tables = isinstance(listed, list) and isinstance(defaults, dict) and isinstance(facts, dict)
-    if not tables or not all(_is_fact(one) for one in facts.values()):
-        raise QueryError(f"{path}: expected tables [[rule]], [defaults] and [facts]")
-    rules = tuple(_rule(one, str(framework), str(path)) for one in listed)
-    names = [one.name for one in rules]
-    if twice := sorted({one for one in names if names.count(one) > 1}):
-        raise QueryError(f"{path}: twice: {', '.join(twice)}")
-    return RuleSet(str(framework), version, facts, defaults, rules)
+    return tuple(int(one) for one in found[1].split("."))
 
 
-def _is_fact(value: Any) -> bool:
-    many = isinstance(value, list) and all(isinstance(one, str) for one in value)
-    return isinstance(value, str) or many
-
-
-def _rule(tree: Any, framework: str, where: str) -> Rule:
-    known = {one.name: str(one.type) for one in fields(Rule) if one.init}
-    if not isinstance(tree, dict) or not isinstance(tree.get("name"), str):
-        raise QueryError(f"{where}: a rule without a name")
-    name = tree["name"]
-    if unknown := sorted(tree.keys() - known.keys()):
-        raise QueryError(f"{where}: rule {name} has unknown {', '.join(unknown)}")
-    if missing := sorted({"when", "path", "why", "instead"} - tree.keys()):
-        raise QueryError(f"{where}: rule {name} lacks {', '.join(missing)}")
-    values: dict[str, Any] = {}
-    for key, value in tree.items():
-        if known[key].startswith("tuple"):
-            if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-                raise QueryError(f"{where}: rule {name}: {key} is no list of text")
-            values[key] = tuple(value)
-        elif type(value) is not (int if known[key] == "int" else str):
-            raise QueryError(f"{where}: rule {name}: {key} is {value!r}")
-        else:
-            values[key] = value
-    try:
-        return Rule(**(values | {"name": f"{framework}/{name}"}))
-    except QueryError as error:
-        raise QueryError(f"{where}: {error.message}") from error
-
-
-def _compares(version: str, sign: str, bound: str) -> bool:
-    numbers = [int(one) for one in re.findall(r"\d+", version)]
+def _compares(version: tuple[int, ...], sign: str, bound: str) -> bool:
     other = [int(one) for one in bound.split(".")]
-    width = max(len(numbers), len(other))
-    left = numbers + [0] * (width - len(numbers))
+    width = max(len(version), len(other))
+    left = [*version, *[0] * (width - len(version))]
     right = other + [0] * (width - len(other))
     return {
         "<": left < right,

@@ -46,6 +46,23 @@ def test_what_is_not_decided_is_said_on_stderr_and_facts_decide_it(config: Path)
     assert outcome.out == "ok: 6 rules of trl 1.16: nothing found\n"
 
 
+def test_a_setting_that_does_not_tell_is_said_on_stderr_with_its_value(config: Path) -> None:
+    for written, told in (('"1"', '"1"'), ("${oc.env:N}", "${oc.env:N}")):
+        config.write_text(f"num_generations: {written}\n")
+        outcome = run("preflight", config, "--framework", "trl@1.16")
+        assert outcome.code == 0
+        assert f"not decided since num_generations is {told}: trl/group-of-one" in outcome.err
+        assert outcome.out.endswith("3 not decided\n")
+
+
+def test_rules_of_another_framework_are_refused(config: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text('framework = "verl"\nversion = 1\n')
+    outcome = run("preflight", config, "--framework", "trl", "--rules", own)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "these rules are for verl, the configuration is of trl" in outcome.err
+
+
 def test_rules_of_users_count(config: Path, tmp_path: Path) -> None:
     own = tmp_path / "own.toml"
     own.write_text(
@@ -69,6 +86,8 @@ def test_all_rules_are_listed() -> None:
     "args",
     [
         ("--framework", "trlx"),
+        ("--framework", "trl@main"),
+        ("--framework", "trl@1.16rc1"),
         ("--framework", "trl", "--fact", "nothing"),
         ("--framework", "trl", "--fact", "nothing=1"),
         ("--framework", "trl", "num_generations"),

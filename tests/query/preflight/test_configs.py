@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trajreplay.query.preflight import load_config
-from trajreplay.query.preflight.expressions import Undecided
+from trajreplay.query.preflight.evaluation import Undecided
 from trajreplay.schema import QueryError
 
 
@@ -53,8 +53,9 @@ def test_what_hydra_composes_is_left_alone(tmp_path: Path) -> None:
 def test_references_are_replaced_and_what_cannot_be_is_undecided(tmp_path: Path) -> None:
     text = "n: 4\na: ${n}\nb: ${a}\nc: ${oc.env:HOME}\nd: x${n}\ne: ${e}\nf: ${nope.x}\n"
     found = load_config(write(tmp_path / "a.yaml", text))
-    unknown = Undecided()
-    assert found == {"n": 4, "a": 4, "b": 4, "c": unknown, "d": unknown, "e": unknown, "f": unknown}
+    unknown = {"c": "${oc.env:HOME}", "d": "x${n}", "e": "${e}", "f": "${nope.x}"}
+    known = {"n": 4, "a": 4, "b": 4}
+    assert found == known | {name: Undecided(text=one) for name, one in unknown.items()}
 
 
 def test_overrides_are_typed_and_make_what_is_missing(tmp_path: Path) -> None:

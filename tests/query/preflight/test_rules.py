@@ -1,12 +1,17 @@
 """Rules as data: each has an example that breaks it and one that does not, and is bounded text."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trajreplay.query.preflight import FRAMEWORKS, Rule, built_in, load_rules, preflight
 from trajreplay.query.preflight.configs import parse_overrides, parse_value
+from trajreplay.query.preflight.evaluation import Undecided
 from trajreplay.schema import QueryError
 
 RULES = [rule for framework in FRAMEWORKS for rule in built_in(framework).rules]
@@ -67,6 +72,57 @@ def test_versions_compare_as_numbers() -> None:
     assert holds == {"0.9": False, "0.22": True, "1.9.3": True, "1.10.0": False}
 
 
+@pytest.mark.parametrize("version", ["main", "0.6rc1", "0.6.dev3", "1.x", "", "0.6 ", "v"])
+def test_a_version_that_is_no_release_is_refused(version: str) -> None:
+    with pytest.raises(QueryError, match=r"expected the numbers of a release"):
+        preflight({}, "nemo-rl", version=version)
+
+
+@given(
+    st.lists(st.integers(0, 30), min_size=1, max_size=4), st.lists(st.integers(0, 30), min_size=1)
+)
+def test_releases_compare_number_by_number(version: list[int], bound: list[int]) -> None:
+    stated = ".".join(map(str, version))
+    width = max(len(version), len(bound))
+    left, right = ([*one, *[0] * (width - len(one))] for one in (version, bound))
+    for sign, holds in (("<", left < right), (">=", left >= right), ("==", left == right)):
+        rule = replace(RULES[0], versions=f"{sign}{'.'.join(map(str, bound))}")
+        for text in (stated, f"v{stated}", f"{stated}.post1", f"{stated}+cu128"):
+            assert rule.holds_for(text) is holds
+
+
+def quoted(value: Any) -> Any:
+    """Numbers and switches in quotes."""
+    if isinstance(value, dict):
+        return {key: quoted(one) for key, one in value.items()}
+    return str(value).lower() if isinstance(value, bool | int | float) else value
+
+
+def left_open(value: Any) -> Any:
+    """Every setting as an interpolation of the environment."""
+    if isinstance(value, dict):
+        return {key: left_open(one) for key, one in value.items()}
+    return value if value is None else Undecided(text="${oc.env:X}")
+
+
+@pytest.mark.parametrize("written", [quoted, left_open])
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_no_rule_is_passed_over_in_silence_where_its_settings_do_not_tell(
+    rule: Rule, written: Callable[[Any], Any]
+) -> None:
+    report = preflight(
+        written(parse_overrides(rule.fails)),
+        rule.framework,
+        version=VERSIONS[rule.versions],
+        facts=facts_of(rule),
+    )
+    found = {one.rule.name for one in report.findings}
+    assert rule.name in found | report.unread.keys()
+    for settings in report.unread.values():
+        assert settings
+        assert None not in settings.values()
+
+
 def test_what_hangs_on_a_fact_is_named_and_not_refused() -> None:
     config = {"grpo": {"num_prompts_per_step": 32}}
     report = preflight(config, "nemo-rl")
@@ -103,7 +159,8 @@ def test_users_add_rules_by_file(tmp_path: Path) -> None:
     own = load_rules(write(tmp_path / "own.toml", OWN))
     report = preflight({"beta": 0.5}, "trl", more=[own])
     assert [(one.rule.name, one.value) for one in report.findings] == [("trl/house-beta", 0.5)]
-    assert preflight({"beta": 0.5}, "verl", more=[own]).ok
+    with pytest.raises(QueryError, match="rules are for trl, the configuration is of verl"):
+        preflight({"beta": 0.5}, "verl", more=[own])
     with pytest.raises(QueryError, match="there twice"):
         preflight({}, "trl", more=[own, own])
 
@@ -123,6 +180,16 @@ def test_users_add_rules_by_file(tmp_path: Path) -> None:
         (OWN.replace("beta > 0.1", "beta >"), "condition"),
         (OWN.replace("beta > 0.1", "lambda: 1"), "Lambda is not allowed"),
         (OWN + OWN, "twice"),
+        (OWN.replace("beta > 0.1", "starts()"), "starts has 0 arguments"),
+        (OWN.replace("beta > 0.1", "fact.sise > 3"), "asks for fact sise, expected one of dataset"),
+        (OWN + "facts = ['sise=3']", "asks for fact sise"),
+        (OWN + "facts = ['processes']", "expected NAME=VALUE"),
+        (OWN + "facts = ['side=x']\n[facts]\nside = ['left']", "fact side is 'x', expected one of"),
+        (OWN + "fails = ['bta=0.5']", "is false of its example fails; expected true"),
+        (OWN + "fails = ['beta=0.05']", "is false of its example fails; expected true"),
+        (OWN + "fails = ['beta=\"0.5\"']", "is not decided of its example fails, which hangs on b"),
+        (OWN + "passes = ['beta=0.5']", "is true of its example passes; expected false"),
+        (OWN + "fails = ['beta']", "fails: override 'beta': expected path=value"),
         ("rules = 1", "unknown rules"),
         ("[facts]\nsize = 3", "expected tables"),
     ],
