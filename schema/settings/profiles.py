@@ -49,7 +49,7 @@ _ALL = (
         "relax",
         "1",
         "Groups by group_index and refuses incomplete ones; sums of sample means per rank.",
-        Settings(loss=LossSettings(batch_reduction="mean")),
+        Settings(loss=LossSettings(batch_reduction="mean", cispo_bounds="by-sign")),
     ),
     Profile(
         "slime",
@@ -73,6 +73,7 @@ _ALL = (
                 log_ratio_clamp=_BOTH_TWENTY,
                 kl_loss_estimator="low_var_kl",
                 metrics_aggregation="token-mean",
+                denominator_rows="with-tokens",
                 count_epsilon=1e-8,
             ),
             value=_HALF_SQUARE,
@@ -81,7 +82,8 @@ _ALL = (
     Profile(
         "trl",
         "1",
-        "Groups by position, epsilon 1e-4, and samples beyond a ratio of 3 to the sampler dropped.",
+        "Groups by position, epsilon 1e-4; with vLLM (else loss.correction=none) samples beyond a "
+        "ratio of 3 to the sampler are dropped.",
         Settings(
             reward=RewardSettings(
                 grouping="stride", epsilon=1e-4, missing="exclude", batch_epsilon=1e-4
@@ -93,6 +95,8 @@ _ALL = (
                 correction_bounds=(0.0, 3.0),
                 cispo_bounds="upper-absolute",
                 kl_loss_estimator="k3",
+                kl_loss_weighted=True,
+                kl_loss_weight="ratio",
             ),
             value=ValueSettings(clip=0.2, factor=0.5, counted="loss"),
         ),
@@ -105,6 +109,7 @@ _ALL = (
             reward=RewardSettings(
                 baseline="leave-one-out", divisor="leave-one-out-std", batch_epsilon=0.0
             ),
+            kl=KlSettings(estimator="k3", value_clamp=_BOTH_TEN, log_ratio_clamp=_BOTH_TWENTY),
             loss=LossSettings(
                 aggregation="token-mean",
                 batch_reduction="mean",
@@ -124,7 +129,11 @@ _ALL = (
         "Epsilon 1e-9, rewards clipped after normalisation, KL inside the reward of each token.",
         Settings(
             reward=RewardSettings(
-                grouping="stride", epsilon=1e-9, lone="nan", clip_after=_BOTH_TEN
+                grouping="stride",
+                epsilon=1e-9,
+                lone="nan",
+                clip_after=_BOTH_TEN,
+                overlong_floored=True,
             ),
             kl=KlSettings(coef=0.01, value_clamp=_BOTH_TEN),
             advantage=AdvantageSettings(
@@ -139,6 +148,8 @@ _ALL = (
                 terms_aggregation="token-mean",
                 metrics_aggregation="token-mean",
                 log_ratio_clamp=_BOTH_TWENTY,
+                kl_loss_clamp=_BOTH_TEN,
+                denominator_rows="with-tokens",
             ),
             value=_HALF_SQUARE,
         ),
@@ -148,7 +159,12 @@ _ALL = (
         "1",
         "Rewards clipped and not normalised; returns pass over masked tokens; KL in the reward.",
         Settings(
-            reward=RewardSettings(grouping="none", clip_before=_BOTH_TWENTY),
+            reward=RewardSettings(
+                grouping="none",
+                clip_before=_BOTH_TWENTY,
+                epsilon=1e-5,
+                overlong_counts="trained",
+            ),
             kl=KlSettings(coef=0.1, policy_source="rollout", value_clamp=_BOTH_TEN),
             advantage=AdvantageSettings(
                 estimator="reinforce++", masking="carry", kl_in_reward=True
