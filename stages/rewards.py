@@ -230,8 +230,8 @@ def reward_inputs(
         greedy=packed.scalars("greedy_reward") if greedy else None,
         kept=packed.scalars("kept_baseline") if kept else None,
         prompt=packed.groups if by_prompt else None,
-        totals=packed.scalars("total_length") if "input" in settings.costs else None,
-        turns=packed.scalars("turns") if "turns" in settings.costs else None,
+        totals=packed.scalars("total_length") if "input" in settings.costs and asked else None,
+        turns=packed.scalars("turns") if "turns" in settings.costs and asked else None,
         penalty=_penalty(packed, given.kl, dtype) if settings.less_kl and asked else None,
     )
 

@@ -13,7 +13,13 @@ from trajreplay.schema.settings.layout import LayoutSettings
 from trajreplay.schema.settings.loss import LossSettings, ValueSettings
 from trajreplay.schema.settings.reward import RewardSettings
 from trajreplay.schema.settings.sampling import SamplingSettings
+from trajreplay.schema.tables import RESPONSE_LISTS, ROLLOUTS, STEPS
 
+_HANDED_OVER = tuple(
+    one.name
+    for one in STEPS.columns
+    if one.name in ROLLOUTS and one.role not in ("key", "identity")
+)
 HANDOFFS = ("exact", "masked", "bfloat16", "float16", "recomputed")
 SECTIONS: dict[str, type] = {
     "reward": RewardSettings,
@@ -54,6 +60,16 @@ class Settings:
                 raise SchemaError(
                     f"settings.handoff[{column!r}] is {how!r}, "
                     f"expected one of {', '.join(HANDOFFS)}"
+                )
+            if column not in _HANDED_OVER:
+                raise SchemaError(
+                    f"settings.handoff names {column!r}, expected a column that rollouts and steps "
+                    f"both have: {', '.join(_HANDED_OVER)}"
+                )
+            if how == "masked" and column not in RESPONSE_LISTS:
+                raise SchemaError(
+                    f"settings.handoff[{column!r}] is 'masked', expected another: it is no list of "
+                    "the response's tokens"
                 )
         for name in SECTIONS:
             check_section(getattr(self, name))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from math import isnan
 
 from trajreplay.schema.settings import LossSettings, RewardSettings, Settings
 from trajreplay.stages.capability.ability import LOG_PROB_SOURCES, Needs
@@ -108,7 +107,7 @@ def loss_contradictions(settings: Settings) -> Iterator[str]:
     yield from _of_surrogates(loss)
     yield from _of_corrections(loss)
     yield from _of_sources(settings)
-    yield from _of_means(loss)
+    yield from mean_contradictions(loss)
     yield from _of_own_means(loss)
 
 
@@ -117,8 +116,6 @@ def _of_sources(settings: Settings) -> Iterator[str]:
     loss, reward = settings.loss, settings.reward
     if loss.proximal == "interpolated" and loss.old_source != "old":
         yield f"loss.proximal is 'interpolated' and loss.old_source is {loss.old_source!r}"
-    if loss.count_epsilon < 0:
-        yield f"loss.count_epsilon is {loss.count_epsilon:g}, expected 0 or more"
     if not loss.nll_coef:
         return
     if loss.mean_over != "scope" or loss.fragments != "own":
@@ -171,24 +168,12 @@ def _of_corrections(loss: LossSettings) -> Iterator[str]:
             f"{loss.correction!r}"
         )
     yield from rejection_contradictions(loss)
-    for name in _INTERVALS:
-        found = getattr(loss, name)
-        if found is not None and any(map(isnan, found)):
-            yield f"loss.{name} is {found}, expected a lower and a higher bound"
 
 
-_INTERVALS = (
-    "log_ratio_clamp",
-    "sequence_log_ratio_clamp",
-    "correction_bounds",
-    "correction_log_clamp",
-    "rejection_log_clamp",
-    "kl_loss_clamp",
-    "kl_loss_log_ratio_clamp",
-)
-
-
-def _of_means(loss: LossSettings) -> Iterator[str]:
+def mean_contradictions(loss: LossSettings) -> Iterator[str]:
+    """What a mean over samples, tokens or a constant does not go with."""
+    if loss.count_epsilon < 0:
+        yield f"loss.count_epsilon is {loss.count_epsilon:g}, expected 0 or more"
     if loss.aggregation == "constant-norm" and not loss.constant_norm:
         yield "loss.aggregation is 'constant-norm' and loss.constant_norm is not stated"
     if loss.constant_norm is not None and loss.constant_norm <= 0:
@@ -218,7 +203,7 @@ def value_contradictions(settings: Settings) -> Iterator[str]:
         yield from rejected("value.counts", settings)
     own, loss = settings.value, settings.loss
     if (own.aggregation, own.mean_over) == ("same", "same"):
-        yield from _of_means(loss)
+        yield from mean_contradictions(loss)
         return
     if loss.fragments == "shared":
         yield "value.aggregation or value.mean_over is stated and loss.fragments are 'shared'"

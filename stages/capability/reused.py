@@ -9,17 +9,18 @@ from trajreplay.schema.errors import StageError
 from trajreplay.schema.identity import ParallelCoordinates
 from trajreplay.schema.settings import SECTIONS, Settings
 from trajreplay.schema.settings.knobs import kinds
-from trajreplay.stages.capability import advantages, rewards, v2
+from trajreplay.stages.capability import advantages, losses, rewards, v2
 from trajreplay.stages.capability.ability import LOG_PROB_SOURCES, Ability
 from trajreplay.stages.reuse import find_kernel
 
+_MEANS = ("aggregation", "batch_reduction", "denominator_rows", "token_count")
 # Settings that are not the kernel's: what it is given, and how its terms are summed up.
 _AROUND: dict[str, dict[str, tuple[str, ...]]] = {
     "reward.post_process": {"reward": ("grouping",)},
     "advantage.kl": {"kl": ("policy_source",)},
     "advantage.estimate": {},
-    "loss.policy": {"loss": ("aggregation", "batch_reduction", "denominator_rows", "old_source")},
-    "loss.value": {"loss": ("aggregation", "batch_reduction", "denominator_rows")},
+    "loss.policy": {"loss": (*_MEANS, "old_source")},
+    "loss.value": {"loss": _MEANS},
 }
 _READ = {
     "loss.policy": (
@@ -74,21 +75,33 @@ def _contradictions(stage: str, settings: Settings) -> Iterator[str]:
             if known[name].known and found not in known[name].known:
                 expected = ", ".join(map(repr, known[name].known))
                 yield f"{section}.{name} is {found!r}; a kernel is given or summed up as {expected}"
-    reward, loss = settings.reward, settings.loss
+    reward = settings.reward
     by_stride = stage == "reward.post_process" and reward.grouping == "stride"
     if by_stride and not reward.n_samples_per_prompt:
         yield "reward.grouping is 'stride' and reward.n_samples_per_prompt is not stated"
-    if stage == "loss.policy" and loss.proximal != "recorded":
-        yield "loss.proximal is 'interpolated'; a kernel is given log-probs as recorded"
-    if stage.startswith("loss.") and loss.fragments == "shared":
-        yield "loss.fragments are 'shared'; what a kernel gives is averaged sample by sample"
     if stage == "reward.post_process" and reward.unit != "sample":
         yield f"reward.unit is {reward.unit!r}; a kernel is given the rewards of samples"
     if stage == "reward.post_process" and reward.weights:
         yield "reward.weights has components; a kernel is given one raw reward a sample"
-    by_norm = stage.startswith("loss.") and loss.aggregation == "constant-norm"
-    if by_norm and not loss.constant_norm:
-        yield "loss.aggregation is 'constant-norm' and loss.constant_norm is not stated"
+    if stage.startswith("loss."):
+        yield from _of_losses(stage, settings)
+
+
+def _of_losses(stage: str, settings: Settings) -> Iterator[str]:
+    """How what a kernel gives of a loss cannot be summed up."""
+    loss = settings.loss
+    if stage == "loss.policy" and loss.proximal != "recorded":
+        yield "loss.proximal is 'interpolated'; a kernel is given log-probs as recorded"
+    if stage == "loss.policy" and loss.nll_coef:
+        yield "loss.nll_coef is stated; a kernel gives a policy loss without a likelihood"
+    if loss.fragments == "shared":
+        yield "loss.fragments are 'shared'; what a kernel gives is averaged sample by sample"
+    over = {"loss.mean_over": loss.mean_over, "loss.terms_mean_over": loss.terms_mean_over}
+    over["value.mean_over"] = settings.value.mean_over
+    for name, value in over.items():
+        if value not in ("scope", "same"):
+            yield f"{name} is {value!r}; what a kernel gives is averaged over its whole scope"
+    yield from losses.mean_contradictions(loss)
 
 
 def _needs(

@@ -188,7 +188,7 @@ def test_paths_times_and_producer_are_not_content() -> None:
         {"outputs": ()},
         {"cohort_size": 3},
         {"files": ()},
-        {"settings_tree": Settings(handoff={"reward": "masked"}).to_json()},
+        {"settings_tree": Settings(handoff={"reward": "bfloat16"}).to_json()},
     ],
 )
 def test_ranks_outputs_settings_and_data_are_content(change: dict[str, Any]) -> None:

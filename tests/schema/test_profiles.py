@@ -157,3 +157,17 @@ def test_profiles_have_what_their_frameworks_do(label: str, expected: dict[str, 
 def test_a_setting_that_there_is_not_is_refused_by_name(label: str) -> None:
     with pytest.raises(SchemaError, match=f"no setting '{label}'"):
         with_changes(Settings(), {label: 1})
+
+
+@pytest.mark.parametrize(
+    ("handoff", "match"),
+    [
+        ({"old_logprobs": "recomputed"}, "names 'old_logprobs', expected a column"),
+        ({"rank": "exact"}, "names 'rank', expected a column"),
+        ({"reward": "masked"}, "is 'masked', expected another: it is no list"),
+        ({"kl": "rounded"}, "is 'rounded', expected one of exact"),
+    ],
+)
+def test_a_handoff_that_cannot_be_is_refused_by_name(handoff: dict[str, str], match: str) -> None:
+    with pytest.raises(SchemaError, match=match):
+        Settings(handoff=handoff)

@@ -14,7 +14,7 @@ from tests.helpers.plugins import KERNELS, pip_install, scalars, score, write_pa
 from tests.helpers.scenes import WAY, drawn, refusals, the_cohort, the_stage, verdicts
 from tests.helpers.trainer import Sample
 from trajreplay import KlSettings, Lake, LossSettings, RewardSettings, Settings, StageContract
-from trajreplay.schema import SchemaError
+from trajreplay.schema import SchemaError, with_changes
 from trajreplay.schema.contracts import REUSABLE
 from trajreplay.stages import CohortReport
 
@@ -77,7 +77,7 @@ def _record(lake: Lake, shares: dict[int, list[Sample]], **options: Any) -> None
         lake,
         shares,
         WAY,
-        settings=SETTINGS,
+        settings=options.pop("settings", SETTINGS),
         columns=(*ALL_COLUMNS, "values", "old_values"),
         **options,
     )
@@ -239,6 +239,45 @@ def test_a_part_of_a_cohort_is_not_given_to_a_kernel_that_may_need_all(lake: Lak
     assert verdicts(cohort)["advantage.kl"] == "pass"
     assert verdicts(cohort)["loss.policy"] == "skipped"
     assert "--closure cohort" in the_stage(cohort, "loss.policy").message
+
+
+@pytest.mark.parametrize(
+    ("stage", "changes"),
+    [
+        ("loss.policy", {"loss.mean_over": "micro-batch"}),
+        ("loss.policy", {"loss.terms_mean_over": "micro-batch"}),
+        ("loss.value", {"value.mean_over": "micro-batch"}),
+        ("loss.policy", {"loss.nll_coef": 0.1}),
+        ("loss.policy", {"loss.count_epsilon": -5.0}),
+        ("loss.policy", {"loss.constant_norm": -1.0}),
+        ("loss.policy", {"loss.token_count": "whatever"}),
+        ("loss.policy", {"loss.proximal": "interpolated"}),
+        ("reward.post_process", {"reward.unit": "trajectory"}),
+    ],
+)
+def test_what_a_kernel_cannot_be_summed_up_by_is_refused_by_name(
+    lake: Lake, stage: str, changes: dict[str, Any]
+) -> None:
+    _record(lake, _shares(), settings=with_changes(SETTINGS, changes))
+    cohort = the_cohort(lake.replay())
+    assert verdicts(cohort)[stage] == "refused"
+    assert next(iter(changes)) in the_stage(cohort, stage).message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"reward.costs": {"turns": 0.1, "input": 0.2}},
+        {"reward.baseline": "greedy"},
+        {"loss.dual_clip": 3.0},
+        {"loss.micro_batch_weight": "rows"},
+    ],
+)
+def test_what_is_the_kernels_own_affair_asks_for_nothing(
+    lake: Lake, changes: dict[str, Any]
+) -> None:
+    _record(lake, _shares(), settings=with_changes(SETTINGS, changes))
+    assert set(verdicts(the_cohort(lake.replay())).values()) == {"pass"}
 
 
 def test_a_v1_contract_says_reuse_as_a_remark(lake: Lake) -> None:

@@ -240,7 +240,7 @@ def test_what_the_capture_says_of_itself_is_in_its_entry(lake: Lake) -> None:
         redaction={"prompt": "hash"},
         cohort_size=9,
         tolerances={"loss.policy": Tolerance(0.0, 1e-9)},
-        settings=Settings(handoff={"reward": "masked"}),
+        settings=Settings(handoff={"reward": "bfloat16"}),
     ) as capture:
         capture.samples([sample(prompt="secret", response="secret too")])
     (entry,) = verify(lake)
@@ -249,7 +249,7 @@ def test_what_the_capture_says_of_itself_is_in_its_entry(lake: Lake) -> None:
     assert not entry.owner
     assert entry.cohort_size == 9
     assert entry.tolerances["loss.policy"].rtol == 1e-9
-    assert entry.settings == Settings(handoff={"reward": "masked"})
+    assert entry.settings == Settings(handoff={"reward": "bfloat16"})
     rows = read_rows(lake, entry)
     assert rows["prompt"][0].as_py().startswith("sha256:")
     assert "response" not in rows.column_names
