@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from trajreplay.query.reading import read_columns
 from trajreplay.schema.bundles.record import CaptureRecord, Scalars
-from trajreplay.schema.bundles.unpickle import TensorValue
+from trajreplay.schema.bundles.tensors import TensorValue
 from trajreplay.schema.dtypes import restore
 from trajreplay.schema.entry import Entry, Output
 from trajreplay.schema.errors import DatasetError

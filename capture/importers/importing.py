@@ -13,7 +13,7 @@ from typing import Any, Self
 from trajreplay.capture.importers.registry import Importer, ImportOptions, refuse_objects
 from trajreplay.schema.bundles.archive import unpacked
 from trajreplay.schema.bundles.record import CaptureRecord, EventRecord
-from trajreplay.schema.bundles.unpickle import TensorValue
+from trajreplay.schema.bundles.tensors import TensorValue
 from trajreplay.schema.errors import CaptureError, TrajReplayError
 from trajreplay.schema.identity import make_key
 from trajreplay.schema.layout import entry_path

@@ -23,8 +23,8 @@ from trajreplay.capture.importers.torch_dumps import load_dump
 from trajreplay.schema.bundles import fields as read
 from trajreplay.schema.bundles.fields import Fields
 from trajreplay.schema.bundles.record import CaptureRecord
+from trajreplay.schema.bundles.tensors import TensorValue
 from trajreplay.schema.bundles.torchhead import head_of
-from trajreplay.schema.bundles.unpickle import TensorValue
 from trajreplay.schema.entry import LogProbOrigin
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.identity import ProducerInfo

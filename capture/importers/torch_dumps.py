@@ -12,8 +12,8 @@ import numpy.typing as npt
 from trajreplay.capture.importers.registry import ImportOptions
 from trajreplay.schema.bundles.fields import Fields
 from trajreplay.schema.bundles.folder import Folder
+from trajreplay.schema.bundles.tensors import TensorValue
 from trajreplay.schema.bundles.torchfile import read_torch
-from trajreplay.schema.bundles.unpickle import TensorValue
 from trajreplay.schema.errors import DatasetError
 
 MAX_DUMP_BYTES = 8 << 30

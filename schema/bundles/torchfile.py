@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from trajreplay.schema.bundles.plain_zip import plain_members
-from trajreplay.schema.bundles.unpickle import TensorValue, Unpickler
+from trajreplay.schema.bundles.tensors import TensorValue
+from trajreplay.schema.bundles.unpickle import Unpickler
 from trajreplay.schema.errors import DatasetError
 
 _MAX_PICKLE_BYTES = 1 << 30

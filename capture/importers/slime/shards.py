@@ -13,7 +13,7 @@ import numpy as np
 from trajreplay.capture.importers.torch_dumps import integers
 from trajreplay.schema.bundles import fields as read
 from trajreplay.schema.bundles.fields import Fields
-from trajreplay.schema.bundles.unpickle import TensorValue
+from trajreplay.schema.bundles.tensors import TensorValue
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.identity import ParallelCoordinates
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from trajreplay.schema.bundles import fields as read
 from trajreplay.schema.bundles.fields import Fields, shown
 from trajreplay.schema.bundles.record import CaptureRecord
+from trajreplay.schema.bundles.relax.cohort import read_cohort
 from trajreplay.schema.bundles.relax.config import read_config
 from trajreplay.schema.bundles.relax.manifest import (
     implementations,
@@ -29,7 +30,7 @@ from trajreplay.schema.bundles.relax.samples import (
     short_group,
     without_placeholders,
 )
-from trajreplay.schema.bundles.relax.seal import SealedRank, read_cohort
+from trajreplay.schema.bundles.relax.seal import SealedRank
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.identity import (
     BY_RANK,

@@ -11,7 +11,7 @@ from trajreplay.schema.bundles import fields as read
 from trajreplay.schema.bundles.fields import Fields
 from trajreplay.schema.bundles.record import Scalars
 from trajreplay.schema.bundles.relax.seal import SealedRank
-from trajreplay.schema.bundles.unpickle import TensorValue
+from trajreplay.schema.bundles.tensors import TensorValue
 from trajreplay.schema.contracts import stage_named
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.records import SampleRecord
