@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -72,13 +72,23 @@ class Background:
         queue_bytes: Most that may wait.
         wait_s: How long `put` may wait for room.
         close_s: How long the end of the program may wait.
+        written: Is called whenever a capture was committed.
 
     Attributes:
         errors: What went wrong while writing.
+        closing_s: How long the end waited. Seconds.
     """
 
-    def __init__(self, lake: str, *, queue_bytes: int, wait_s: float, close_s: float) -> None:
-        self._lake = lake
+    def __init__(
+        self,
+        lake: str,
+        *,
+        queue_bytes: int,
+        wait_s: float,
+        close_s: float,
+        written: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._lake, self._written = lake, written
         self._close_s = close_s
         self._queue_bytes, self._wait_s = queue_bytes, wait_s
         # To put something there wakes the thread for less than a condition takes.
@@ -89,6 +99,7 @@ class Background:
         self._warned: set[str] = set()
         self._pid = os.getpid()
         self.errors: list[Exception] = []
+        self.closing_s = 0.0
         self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
         self._thread.start()
         atexit.register(self._at_exit)
@@ -138,7 +149,9 @@ class Background:
         atexit.unregister(self._at_exit)
         if self._pid != os.getpid():  # a forked child has no such thread
             return True
+        started = time.monotonic()
         done = self.flush(timeout_s)
+        self.closing_s = time.monotonic() - started
         with self._changed:
             self._hurried, self._closing = not done, True
             self._queue.put(None)
@@ -150,24 +163,22 @@ class Background:
         return done
 
     def _at_exit(self) -> None:
-        started = time.monotonic()
         if not self.close(self._close_s):
-            waited = time.monotonic() - started
             sys.stderr.write(
                 f"trajreplay: {self._unwritten} captures were not written to {self._lake} within "
-                f"{waited:.0f} s, nor could that be noted there\n"
+                f"{self.closing_s:.0f} s, nor could that be noted there\n"
             )
         leave_alone(self._thread)
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):  # where threads have no priority
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        make_nice()
         while (handoff := self._queue.get()) is not None:
             size = handoff.held_bytes
             if self._hurried and handoff.pending is not None:
                 handoff = handoff.given_up("the program ended before it was written")
             try:
                 self._write(handoff)
+                self._written()
             except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
                 self._failed(handoff, error)
             with self._changed:
@@ -205,6 +216,7 @@ class Background:
         if handoff.pending is not None:
             with contextlib.suppress(Exception):  # else its entry is missing, which tells as much
                 self._write(handoff.given_up(reason))
+                self._written()
 
     def warn(self, kind: str, message: str) -> None:
         """Warn, once for each kind."""
@@ -230,6 +242,12 @@ def _note_fates(store: Store, key: CaptureKey, handoff: Handoff) -> None:
             expected_ranks=handoff.identity["expected_ranks"],
             producer=handoff.identity["producer"],
         )
+
+
+def make_nice() -> None:
+    """Have this thread run when no other wants to."""
+    with contextlib.suppress(OSError, AttributeError):  # where threads have no priority
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 def leave_alone(thread: threading.Thread) -> None:

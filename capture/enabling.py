@@ -93,6 +93,7 @@ def enable(
     """
     from trajreplay.capture.background import warn
     from trajreplay.capture.live import LiveRecorder
+    from trajreplay.capture.spool import prepare
 
     mine = records
     if mine is None:
@@ -109,6 +110,8 @@ def enable(
             group=group,
             alone=alone,
         )
+        if mine and switches.spool:
+            prepare(switches.spool, switches.lake)
     except (CaptureError, DatasetError, OSError) as error:
         if switches.strict:
             raise

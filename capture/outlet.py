@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any, Literal
 from trajreplay.capture.background import Background, Handoff
 from trajreplay.capture.heartbeat import Noted
 from trajreplay.capture.pending import Pending
+from trajreplay.capture.promoter import Promoter
 from trajreplay.capture.ring import Ring
 from trajreplay.capture.selection import Selection
 from trajreplay.capture.switches import Switches
@@ -39,12 +41,18 @@ class Outlet:
         # A flight recorder writes nothing of its own accord.
         self._by_number = not keep or switches.selection != Selection()
         self._quiet = 0  # steps until a trigger may fire again
+        self._promoter: Promoter | None = None
+        atexit.register(self._close_promoter, switches.close_s)  # after that of the background
         self.background = Background(
-            switches.lake,
+            switches.spool or switches.lake,
             queue_bytes=switches.queue_bytes,
             wait_s=switches.wait_s,
             close_s=switches.close_s,
+            written=lambda: self._promoter.written() if self._promoter else None,
         )
+        if switches.spool:
+            mine = switches.run_id, identity["attempt"], identity["rank"]
+            self._promoter = Promoter(switches.spool, switches.lake, mine, self._unpromoted)
         self._unwatch: Callable[[], None] = lambda: None
         if keep:
             flush = functools.partial(self.background.flush, switches.close_s)
@@ -123,7 +131,20 @@ class Outlet:
         """Let go of what is held, and write the rest."""
         self._unwatch()
         self._ring.clear()
-        return self.background.close(self._switches.close_s if timeout_s is None else timeout_s)
+        left = self._switches.close_s if timeout_s is None else timeout_s
+        done = self.background.close(left)
+        return self._close_promoter(left) and done
+
+    def _close_promoter(self, timeout_s: float) -> bool:
+        """Promote what is left in the time that the thread that writes left of it."""
+        atexit.unregister(self._close_promoter)
+        promoter, self._promoter = self._promoter, None
+        return promoter is None or promoter.close(max(0.0, timeout_s - self.background.closing_s))
+
+    def _unpromoted(self, error: Exception) -> None:
+        self.background.errors.append(error)
+        kind = f"spool {type(error).__name__}"
+        self.background.warn(kind, f"a capture stays in the spool: {error}")
 
 
 def _named(rollout_id: int | None, step_id: int | None) -> str:

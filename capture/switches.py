@@ -43,6 +43,8 @@ class Switches:
         triggers: When they are written.
         gradients: Also record what is propagated back to each log-probability of a policy loss. A
             step then ends after its last backward pass.
+        spool: A folder on a disk of this machine, which captures go to first, to be brought into
+            the lake in the background, several in one file; none for the lake itself.
         strict: Raise what would only be warned of. For tests, never for production.
         attempt: The attempt, where whoever started the job reserved one, as certify does.
     """
@@ -59,6 +61,7 @@ class Switches:
     ring_bytes: int = 1 << 28
     triggers: Triggers = field(default_factory=Triggers)
     gradients: bool = False
+    spool: str = ""
     strict: bool = False
     attempt: int | None = None
 
@@ -165,6 +168,12 @@ def _attempt(text: str) -> int:
     return int(text)
 
 
+def _spool(text: str) -> str:
+    if "://" in text:
+        raise ValueError("a folder of this machine")
+    return text
+
+
 def _redaction(text: str) -> dict[str, str]:
     rules: dict[str, str] = {}
     for part in filter(None, (one.strip() for one in text.split(","))):
@@ -200,6 +209,7 @@ _READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "RING_BYTES": ("ring_bytes", _bytes),
     "TRIGGERS": ("triggers", Triggers),
     "GRADIENTS": ("gradients", _flag),
+    "SPOOL": ("spool", _spool),
     "STRICT": ("strict", _flag),
 }
 

@@ -26,6 +26,10 @@ VERBS = {
         "trajreplay.cli.importing:import_files",
         "Import files that another tool left, each whole or not at all.",
     ),
+    "promote": (
+        "trajreplay.cli.promote",
+        "Bring what a training left in its spool into the lake.",
+    ),
     "export": (
         "trajreplay.cli.export",
         "Write selected rollouts and steps for others: as bundles, or as a small lake.",

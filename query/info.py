@@ -46,7 +46,7 @@ def info(
 
     `status` is complete, incomplete, refused (contradictory or damaged) or superseded (by the
     attempt that was resumed from before it); `problem` is the first reason for what is not
-    complete.
+    complete. A file that captures share is counted among the `bytes` of the first of them.
 
     Args:
         catalog: The lake.
@@ -62,14 +62,15 @@ def info(
         (one for one in catalog.by_cohort if one.run_id in shown), key=lambda one: one.order
     )
     rows = []
+    counted: set[str] = set()
     for cohort in cohorts:
-        rows.append(_row(catalog, cohort, shown[cohort.run_id]))
+        rows.append(_row(catalog, cohort, shown[cohort.run_id], counted))
         if progress is not None:
             progress(len(rows), len(cohorts))
     return pa.Table.from_pylist(rows, schema=INFO)
 
 
-def _row(catalog: Catalog, cohort: Cohort, lineage: Lineage) -> dict[str, Any]:
+def _row(catalog: Catalog, cohort: Cohort, lineage: Lineage, counted: set[str]) -> dict[str, Any]:
     captures = read_capture_set(catalog, cohort, lineage.overlaps.get(cohort, ()))
     reasons = captures.refusals()
     if not lineage.shows(cohort):
@@ -78,13 +79,16 @@ def _row(catalog: Catalog, cohort: Cohort, lineage: Lineage) -> dict[str, Any]:
         status = "refused"
     else:
         status = "incomplete" if captures.gaps else "complete"
+    files = {file.path: file.bytes for entry in captures.entries for file in entry.files}
+    size = sum(files[path] for path in files.keys() - counted)
+    counted.update(files)
     return cohort._asdict() | {
         "ranks": list(captures.ranks),
         "expected_ranks": list(captures.expected_ranks),
         "status": status,
         "samples": sum(entry.rows for entry in captures.owners),
         "tokens": sum(entry.tokens for entry in captures.owners),
-        "bytes": sum(file.bytes for entry in captures.entries for file in entry.files),
+        "bytes": size,
         "problem": reasons[0] if reasons else None,
     }
 
@@ -149,7 +153,7 @@ def inspect(
     if len(there) != 1:
         raise _not_one(catalog, there, rollout_id, step_id)
     cohort = there[0]
-    row = _row(catalog, cohort, shown[cohort.run_id])
+    row = _row(catalog, cohort, shown[cohort.run_id], set())
     overlap = shown[cohort.run_id].overlaps.get(cohort, ())
     problems = read_capture_set(catalog, cohort, overlap).refusals()
     return Inspection(cohort, row["status"], problems, tuple(_captures(catalog, cohort)))

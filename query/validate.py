@@ -118,9 +118,10 @@ def _noted(one: _Looked, report: ValidationReport, named: set[str]) -> _Looked:
     """Take what was found into the report."""
     report.findings += one.findings
     for file in one.entry.files if one.entry else ():
-        named.add(file.path)
-        report.files += 1
-        report.bytes += file.bytes
+        if file.path not in named:  # several captures may share it
+            named.add(file.path)
+            report.files += 1
+            report.bytes += file.bytes
     return one
 
 

@@ -15,6 +15,7 @@ ATTEMPTS = "_manifest/attempts"
 SNAPSHOTS = "_manifest/snapshots"
 SEGMENTS = f"{SNAPSHOTS}/segments"
 DATA_ROOT = "data"
+PACKED = "packed"
 TEMPORARY = "_tmp"
 _NONE = "-"
 _UNRESERVED = "-_.~"
@@ -54,6 +55,12 @@ def data_path(key: CaptureKey, table: str) -> str:
         f"{DATA_ROOT}/{table}/run_id={quoted(key.run_id)}/attempt={key.attempt}"
         f"/rollout_id={_text(key.rollout_id)}{step}/rank={key.rank}/{uuid.uuid4()}.parquet"
     )
+
+
+def packed_path(run_id: str, attempt: int, table: str) -> str:
+    """A new path for a data file of several captures of an attempt; never the same twice."""
+    where = f"{DATA_ROOT}/{table}/run_id={quoted(run_id)}/attempt={attempt}"
+    return f"{where}/{PACKED}/{uuid.uuid4()}.parquet"
 
 
 def attempt_path(run_id: str, attempt: int) -> str:

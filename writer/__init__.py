@@ -2,5 +2,6 @@
 
 from trajreplay.writer.builder import CaptureBuilder
 from trajreplay.writer.events import Event, commit_events
+from trajreplay.writer.packing import Promoted
 
-__all__ = ["CaptureBuilder", "Event", "commit_events"]
+__all__ = ["CaptureBuilder", "Event", "Promoted", "commit_events"]

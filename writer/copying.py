@@ -26,6 +26,8 @@ def copy_capture(
 ) -> Entry:
     """Copy one capture, its files byte for byte, and the record of its attempt.
 
+    A file that it shares with other captures is written anew, with its own rows alone.
+
     Args:
         source: The lake that has it.
         target: The lake that gets it.
@@ -39,12 +41,11 @@ def copy_capture(
         DatasetError: A file is not what the entry says.
         CaptureError: A rule keeps more than the one in force.
     """
-    record = attempt_path(entry.key.run_id, entry.key.attempt)
-    if not target.exists(record):
-        target.publish_if_absent(record, source.read(record, MAX_BYTES))
+    copy_attempt(source, target, entry)
     rules = _tightened(entry, redaction or {})
-    contents = {file.path: _verified(source, file) for file in entry.files}
-    if rules != dict(entry.redaction) and entry.files:
+    contents = {file.path: verified_bytes(source, file) for file in entry.files}
+    shared = any(_is_shared(file, contents[file.path]) for file in entry.files)
+    if entry.files and (shared or rules != dict(entry.redaction)):
         return _rewritten(target, entry, rules, contents)
     for path, content in contents.items():
         if not target.exists(path):
@@ -52,6 +53,13 @@ def copy_capture(
     copied = replace(entry, redaction=rules)
     target.publish_if_absent(entry_path(entry.key), dump_entry(copied))
     return copied
+
+
+def copy_attempt(source: Store, target: Store, entry: Entry) -> None:
+    """Copy the record of the attempt of a capture, unless it is there."""
+    record = attempt_path(entry.key.run_id, entry.key.attempt)
+    if not target.exists(record):
+        target.publish_if_absent(record, source.read(record, MAX_BYTES))
 
 
 def _tightened(entry: Entry, stricter: Mapping[str, str]) -> dict[str, str]:
@@ -68,7 +76,12 @@ def _tightened(entry: Entry, stricter: Mapping[str, str]) -> dict[str, str]:
     return rules
 
 
-def _verified(store: Store, file: DataFile) -> bytes:
+def verified_bytes(store: Store, file: DataFile) -> bytes:
+    """The bytes of a data file.
+
+    Raises:
+        DatasetError: They are not those that its entry names.
+    """
     content = store.read(file.path, file.bytes)
     if bytes_digest(content) != file.digest:
         raise DatasetError(
@@ -77,6 +90,29 @@ def _verified(store: Store, file: DataFile) -> bytes:
             path=file.path,
         )
     return content
+
+
+def captured_rows(file: DataFile, content: bytes) -> pa.Table:
+    """The rows of a capture, out of the bytes of its file, with the declared types.
+
+    Args:
+        file: The file, as the entry has it.
+        content: Its bytes, verified.
+    """
+    groups = range(file.first_row_group, file.first_row_group + len(file.row_groups))
+    parquet = pq.ParquetFile(pa.BufferReader(content))
+    rows = parquet.read_row_groups(list(groups), use_threads=False)
+    rows = rows.slice(file.first_row, file.rows)
+    fields = [one.field for one in TABLES[file.table].columns if one.name in file.columns]
+    return pa.Table.from_arrays(
+        [rows[one.name].cast(one.type) for one in fields], schema=pa.schema(fields)
+    )
+
+
+def _is_shared(file: DataFile, content: bytes) -> bool:
+    """Whether a file has rows of other captures, too."""
+    there: int = pq.read_metadata(pa.BufferReader(content)).num_rows
+    return there != file.rows
 
 
 def _place(store: Store, path: str, content: bytes) -> None:
@@ -108,8 +144,8 @@ def _rewritten(
 def _redacted(file: DataFile, content: bytes, redaction: Redaction) -> TableRows:
     """The rows of a file with as much text as a policy leaves."""
     table = TABLES[file.table]
-    rows = pq.read_table(pa.BufferReader(content)).slice(file.first_row, file.rows)
-    columns = {name: rows[name].combine_chunks().cast(table[name].type) for name in file.columns}
+    rows = captured_rows(file, content)
+    columns = {name: rows[name].combine_chunks() for name in rows.column_names}
     for one in table.having("text"):
         if one.name in columns and one.name in redaction.rules:
             texts = [redaction.apply(one.name, text) for text in columns[one.name].to_pylist()]

@@ -113,13 +113,24 @@ def kill(step: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def kill_once_spooled(step: int) -> None:
+    """The same once all steps before it are in the spool."""
+    if step == STEPS // 2:
+        capture.recorder().flush()
+    kill(step)
+
+
 def crash(step: int) -> None:
     """Fail as a bug of the training does."""
     if step == STEPS // 2:
         raise ZeroDivisionError
 
 
-BETWEEN: dict[str, Callable[[int], None]] = {"kill": kill, "crash": crash}
+BETWEEN: dict[str, Callable[[int], None]] = {
+    "kill": kill,
+    "kill-spooling": kill_once_spooled,
+    "crash": crash,
+}
 
 
 def main(lake: str, fault: str) -> None:
@@ -127,7 +138,10 @@ def main(lake: str, fault: str) -> None:
     warnings.simplefilter("ignore")
     hangs = fault == "hang"
     recorder = recording(
-        lake, keep_last=2 if fault == "crash" else 0, close_s=0.0 if hangs else 20.0
+        lake,
+        keep_last=2 if fault == "crash" else 0,
+        close_s=0.0 if hangs else 20.0,
+        spool=f"{lake}-spool" if fault == "kill-spooling" else "",
     )
     if hangs:  # as a mount does whose server is gone
         os.fsync = lambda fd: time.sleep(120.0)

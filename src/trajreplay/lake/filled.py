@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         Tolerance,
     )
     from trajreplay.schema.bundles.relax import Written
-    from trajreplay.writer import CaptureBuilder
+    from trajreplay.writer import CaptureBuilder, Promoted
 
 
 class Filled(Opened):
@@ -170,6 +170,23 @@ class Filled(Opened):
         report = import_files(self._store, importer_of(kind), found, options, progress=progress)
         self.refresh()
         return report
+
+    def promote(self, spool: str | os.PathLike[str], *, wait_s: float = 10.0) -> Promoted:
+        """Bring what a training left in its spool into this lake.
+
+        Args:
+            spool: The folder that `TRAJREPLAY_CAPTURE_SPOOL` was set to.
+            wait_s: How long to wait for a training that is doing so.
+
+        Returns:
+            What was done, and what stays in the spool, and why.
+
+        Raises:
+            CaptureError: It is no spool, or another process is at it for all that time.
+        """
+        from trajreplay.capture.spool import promoted
+
+        return promoted(os.fspath(spool), self.path, wait_s=wait_s)
 
     def export_bundles(
         self,
