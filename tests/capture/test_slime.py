@@ -10,6 +10,7 @@ from tests.helpers.recorded import captured
 from tests.helpers.scenes import WAY, drawn
 from trajreplay import Lake, capture
 from trajreplay.capture import hooks, slime
+from trajreplay.capture.slime import identity
 from trajreplay.stages import CohortReport
 
 ARGS = {
@@ -27,7 +28,7 @@ ARGS = {
 
 @pytest.fixture(autouse=True)
 def _on(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slime, "_asked", [])
+    monkeypatch.setattr(identity, "_asked", [])
     monkeypatch.setenv("TRAJREPLAY_CAPTURE", "1")
     monkeypatch.setenv("TRAJREPLAY_CAPTURE_STRICT", "1")
     monkeypatch.setenv("TRAJREPLAY_LAKE", lake.path)

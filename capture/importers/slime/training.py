@@ -23,7 +23,7 @@ from trajreplay.capture.importers.slime.rollouts import run_of_dump
 from trajreplay.capture.importers.slime.shards import Shard
 from trajreplay.capture.importers.stating import stated
 from trajreplay.capture.importers.torch_dumps import ROUTES, routes_of, vector
-from trajreplay.capture.slime import COLUMNS
+from trajreplay.capture.slime.rollouts import COLUMNS
 from trajreplay.schema.bundles import fields as read
 from trajreplay.schema.bundles.record import CaptureRecord
 from trajreplay.schema.entry import LogProbOrigin

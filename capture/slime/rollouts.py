@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
-from trajreplay.capture.enabling import enable_from_env, recorder
+from trajreplay.capture.enabling import recorder
+from trajreplay.capture.slime.identity import NAMED, sample_id, started
+from trajreplay.capture.slime.settings import AS_GRPO, settings_of
 from trajreplay.schema.contracts import StageContract
-from trajreplay.schema.identity import ParallelCoordinates, ProducerInfo
-from trajreplay.schema.recompute import RecomputeConfig
 from trajreplay.schema.records import SampleRecord
-from trajreplay.schema.settings import Settings
-from trajreplay.schema.settings.profiles import with_changes
 
 # Columns of a lake, and the names that slime has for them in its rollout data.
 COLUMNS = {
@@ -26,8 +22,6 @@ COLUMNS = {
     "returns": "returns",
     "values": "values",
 }
-_AS_GRPO = ("grpo", "gspo")  # which differ in the loss alone
-_asked: list[bool] = []
 
 
 def record_rollout(args: Any, rollout_id: int, rollout_data: Mapping[str, Any]) -> None:
@@ -44,29 +38,20 @@ def record_rollout(args: Any, rollout_id: int, rollout_data: Mapping[str, Any]) 
     Raises:
         SchemaError: At the first call, a switch is malformed.
     """
-    if not _asked:
-        _asked.append(True)
-        place = _place()
-        last = place.pipeline_rank == place.pipeline_size - 1  # the others hold no log-probs
-        enable_from_env(
-            parallel=place,
-            producer=ProducerInfo(framework="slime"),
-            records=last and place.tensor_rank == 0,
-            resume_rollout_id=getattr(args, "start_rollout_id", None) or None,
-        )
-    pen = recorder()
+    pen = started(args)
     if not pen.enabled:
         return
     with pen.guard("slime"):
+        NAMED.note(rollout_id, rollout_data)
         _record(args, rollout_id, rollout_data)
 
 
 def _record(args: Any, rollout_id: int, data: Mapping[str, Any]) -> None:
-    pen, place = recorder(), _place()
+    pen = recorder()
     given = {name: data.get(key) for name, key in COLUMNS.items()}
     given["rollout_experts"] = _routes(data)
     pen.describe_routes(num_experts=getattr(args, "num_experts", None))
-    with pen.rollout(rollout_id, settings=_settings(args, place), stages=_stages(args, data)):
+    with pen.rollout(rollout_id, settings=settings_of(args), stages=_stages(args, data)):
         pen.record(_samples(args, rollout_id, data), **given)
 
 
@@ -82,7 +67,7 @@ def _samples(args: Any, rollout_id: int, data: Mapping[str, Any]) -> list[Sample
     truncated = data.get("truncated")
     return [
         SampleRecord(
-            sample_id=f"s-{index}",
+            sample_id=sample_id(index),
             group_index=int(index) // group,
             group_size=group,
             response_length=int(data["response_lengths"][row]),
@@ -97,18 +82,6 @@ def _samples(args: Any, rollout_id: int, data: Mapping[str, Any]) -> list[Sample
     ]
 
 
-def _settings(args: Any, place: ParallelCoordinates) -> Settings:
-    """The arguments of slime have the names of the short form."""
-    names = [one.name for one in fields(RecomputeConfig)]
-    given = {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
-    if given.get("advantage_estimator") in _AS_GRPO:
-        given["advantage_estimator"] = "grpo"
-    settings = RecomputeConfig(**given).resolve()
-    return (
-        with_changes(settings, {"layout.context": "zigzag"}) if place.context_size > 1 else settings
-    )
-
-
 def _stages(args: Any, data: Mapping[str, Any]) -> list[StageContract]:
     shown = {
         "reward.post_process": "a custom function made the rewards"
@@ -119,7 +92,7 @@ def _stages(args: Any, data: Mapping[str, Any]) -> list[StageContract]:
         else "a custom function made the advantages"
         if getattr(args, "custom_advantage_function_path", None)
         else f"advantage_estimator is {args.advantage_estimator!r}"
-        if args.advantage_estimator not in _AS_GRPO
+        if args.advantage_estimator not in AS_GRPO
         else "",
     }
     kl = ["advantage.kl"] if data.get("kl") is not None else []
@@ -130,20 +103,3 @@ def _stages(args: Any, data: Mapping[str, Any]) -> list[StageContract]:
         else StageContract(name)
         for name in names
     ]
-
-
-def _place() -> ParallelCoordinates:
-    """Megatron's coordinates where it is in use; it is never loaded here."""
-    mpu = getattr(sys.modules.get("megatron.core"), "mpu", None)
-    if mpu is None or not mpu.model_parallel_is_initialized():
-        return ParallelCoordinates()
-    return ParallelCoordinates(
-        data_rank=mpu.get_data_parallel_rank(),
-        data_size=mpu.get_data_parallel_world_size(),
-        tensor_rank=mpu.get_tensor_model_parallel_rank(),
-        tensor_size=mpu.get_tensor_model_parallel_world_size(),
-        pipeline_rank=mpu.get_pipeline_model_parallel_rank(),
-        pipeline_size=mpu.get_pipeline_model_parallel_world_size(),
-        context_rank=mpu.get_context_parallel_rank(),
-        context_size=mpu.get_context_parallel_world_size(),
-    )

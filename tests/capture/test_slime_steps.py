@@ -1,0 +1,113 @@
+"""slime's steps, as its loop makes them, replay with their rollouts; no parameter changes."""
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.recorded import captured
+from tests.helpers.slime_training import ARGS, NAME, Optimizer, install, train
+from trajreplay import Lake, capture
+from trajreplay.capture import CaptureWarning, slime
+from trajreplay.capture.slime import identity
+from trajreplay.stages import Report
+
+
+@pytest.fixture(autouse=True)
+def _on(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "_asked", [])
+    install(monkeypatch)
+    monkeypatch.setenv("TRAJREPLAY_CAPTURE", "1")
+    monkeypatch.setenv("TRAJREPLAY_CAPTURE_STRICT", "1")
+    monkeypatch.setenv("TRAJREPLAY_LAKE", lake.path)
+    monkeypatch.setenv("TRAJREPLAY_RUN_ID", "r")
+
+
+def replayed(lake: Lake) -> Report:
+    capture.recorder().close()
+    assert {one.status for one in captured(lake)} == {"complete"}
+    return lake.replay()
+
+
+def stages_of(report: Report, stage: str) -> list[Any]:
+    return [one for cohort in report.cohorts for one in cohort.stages if one.stage == stage]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {},
+        {"calculate_per_token_loss": True},
+        {"eps_clip_c": 1.5},
+        {"recompute_loss_function": True},
+        {"entropy_coef": 0.0, "kl_loss_coef": 0.0},
+    ],
+    ids=str,
+)
+def test_steps_replay_with_the_samples_of_their_rollouts(lake: Lake, args: dict[str, Any]) -> None:
+    plain = train(hooks=False, **args)
+    assert train(**args) == plain
+    report = replayed(lake)
+    assert report.verdict == "pass", [
+        (one.stage, one.verdict, one.message) for cohort in report.cohorts for one in cohort.stages
+    ]
+    losses = stages_of(report, "loss.policy")
+    assert [one.verdict for one in losses if one.verdict != "not-declared"] == ["pass"] * 4
+    rows = lake.sql(
+        "select rollout_id, step_id, micro_batch_id, count(*) as n from steps group by all"
+    )
+    assert {one["n"] for one in rows.arrow().to_pylist()} == {4}
+    joined = lake.sql(
+        "select count(*) as n from steps s join rollouts r "
+        "on s.sample_id = r.sample_id and s.source_rollout_id = r.rollout_id"
+    )
+    assert joined.arrow().to_pylist() == [{"n": 32}]
+    norms = lake.sql("select detail from events where event = 'heartbeat'").arrow()["detail"]
+    assert all("grad_norm" in one for one in norms.to_pylist())
+
+
+def test_a_mean_over_several_samples_is_recorded_and_says_why(lake: Lake) -> None:
+    train(changes={"rollout_mask_sums": [9] * 8})
+    report = replayed(lake)
+    found = [one for one in stages_of(report, "loss.policy") if one.verdict != "not-declared"]
+    assert {one.verdict for one in found} == {"recorded-only"}
+    assert all("several samples of a rollout" in one.message for one in found)
+
+
+def test_on_policy_the_ratio_is_one(lake: Lake) -> None:
+    train(steps=1, changes={"log_probs": None})
+    report = replayed(lake)
+    losses = [one for one in stages_of(report, "loss.policy") if one.verdict != "not-declared"]
+    assert [one.verdict for one in losses] == ["pass"] * 2
+
+
+def test_a_wrong_advantage_is_found_at_the_step(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules[NAME]
+    loss = module.policy_loss_function
+
+    def wrong(args: Any, batch: dict[str, Any], *given: Any) -> Any:
+        twice = {**batch, "advantages": [2 * one for one in batch["advantages"]]}
+        return loss(args, twice, *given)
+
+    monkeypatch.setattr(module, "policy_loss_function", wrong)
+    train(steps=1)
+    assert replayed(lake).verdict == "diverged"
+
+
+def test_a_critic_and_a_slime_that_is_not_known_are_left_alone(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Critic:
+        role = "critic"
+
+    slime.record_steps(None, 0, 0, [Critic()], None, None)
+    assert not capture.recorder().enabled
+    monkeypatch.setenv("TRAJREPLAY_CAPTURE_STRICT", "0")
+    monkeypatch.delattr(sys.modules[NAME], "get_log_probs_and_entropy")
+    optimizer = Optimizer(torch.ones(1, requires_grad=True))
+    with pytest.warns(CaptureWarning, match="its steps are not captured"):
+        slime.record_steps(SimpleNamespace(**ARGS), 0, 0, [object()], optimizer, None)
