@@ -99,7 +99,8 @@ class Heartbeats:
         self.flush()
         told = {"status": FAILED, "reason": problem} if problem else {"status": ENDED_CLEAN}
         fields = {**told, "steps": self._steps}
-        self._write(None, None, [(TERMINAL, _now_us(), fields)])
+        # Events of no rollout and no step are those of an imported trace, whose key is another.
+        self._write(None, self._steps, [(TERMINAL, _now_us(), fields)])
 
 
 def problem_of_end(handled: BaseException | None, unended: Sequence[str]) -> str:

@@ -106,7 +106,7 @@ class LiveRecorder(Guarded):
     ) -> None:
         uncompiled(self)
         if (before := self._open.pop(level, None)) is not None:
-            before.problems.append(f"it was not ended when {level} {rollout_id} began")
+            before.fail(f"it was not ended when {level} {rollout_id} began")
             self._outlet.take(before)
         if (fate := self._outlet.fate(rollout_id, step_id)) == "none":
             self._open[level] = None
@@ -266,7 +266,7 @@ class LiveRecorder(Guarded):
         """As of `Recorder`."""
         for pending in self._open.values():
             if pending is not None:
-                pending.problems.append(reason)
+                pending.fail(reason)
                 self._outlet.take(pending)
         self._open.clear()
 
@@ -280,7 +280,7 @@ class LiveRecorder(Guarded):
         reason = reason_of(error)
         for pending in self._open.values():
             if pending is not None:
-                pending.problems.append(f"{where}: {reason}")
+                pending.fail(f"{where}: {reason}")
         if self._strict:
             raise error
         kind = f"{where} {type(error).__name__}"

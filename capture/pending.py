@@ -172,12 +172,20 @@ class Pending:
             if witness.in_graph:
                 self._witnesses[index] = witness
 
+    def fail(self, reason: str) -> None:
+        """Give it up: nothing more is recorded of it, and no gradient is looked at any more."""
+        self.problems.append(reason)
+        for witness in self._witnesses.values():
+            witness.remove()
+
     def settle(self) -> int:
         """Take what was propagated back until now; what comes later is not looked at.
 
         Returns:
-            How many micro-batches had log-probs in no graph.
+            How many micro-batches had log-probs in no graph; 0 of a capture that is given up.
         """
+        if self.problems:
+            return 0
         blind = len(self._batches) - len(self._witnesses)
         for index, witness in self._witnesses.items():
             block = witness.ended()

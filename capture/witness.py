@@ -63,10 +63,19 @@ class Witness:
             else:
                 self._given[place] = gradient.detach().clone()
 
-    def ended(self) -> Block:
-        """What came: 0 where nothing did."""
+    def remove(self) -> None:
+        """Look at no gradient from now on, and forget those that came."""
+        self._unhook()
+        self._given.clear()
+
+    def _unhook(self) -> None:
         for one in self._handles:
             one.remove()
+        self._handles.clear()
+
+    def ended(self) -> Block:
+        """What came: 0 where nothing did."""
+        self._unhook()
         if self._whole and 0 in self._given:
             return self._copier.block(GRADIENTS, self._given[0], self._lengths)
         rows = [

@@ -14,6 +14,9 @@ from trajreplay import Lake
 from trajreplay.capture import Selection
 from trajreplay.capture.heartbeat import _AT_ONCE
 from trajreplay.schema.events import load_detail
+from trajreplay.schema.identity import make_key
+from trajreplay.schema.lakefile import open_lake
+from trajreplay.writer import Event, commit_events
 
 
 def details(lake: Lake, event: str = "heartbeat") -> list[dict[str, Any]]:
@@ -113,3 +116,14 @@ def test_a_training_that_is_tried_again_in_a_handler_may_end_clean(lake: Lake) -
             pass
         recorder.close()
     assert details(lake, "terminal") == [{"status": "ok", "steps": 1}]
+
+
+def test_the_end_of_a_training_stands_beside_the_events_of_a_trace(lake: Lake) -> None:
+    recorder = enabled(lake)
+    record_step(recorder, drawn())
+    store, key = open_lake(lake.path), make_key("r", recorder.attempt, "events", None, None, 0)
+    commit_events(store, key, [Event("trace")])  # as an import of a trace of this run does
+    assert recorder.close()
+    assert details(lake, "terminal") == [{"status": "ok", "steps": 1}]
+    found = lake.sql("select event from events").arrow()["event"].to_pylist()
+    assert sorted(found) == ["heartbeat", "terminal", "trace"]

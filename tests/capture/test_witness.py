@@ -277,3 +277,27 @@ def test_a_nan_under_the_mask_hides_no_wrong_gradient(tmp_path: Path) -> None:
     (cohort,) = lake.replay().cohorts
     told = [one for one in cohort.findings if "gradient" in one.check]
     assert [one.severity for one in told] == ["error"], cohort.to_json()
+
+
+ENDS: dict[str, Callable[[capture.Recorder], object]] = {
+    "dropped": lambda one: one.drop("of a test"),
+    "something went wrong": lambda one: one.record_policy_loss(None, []),
+    "begun anew": lambda one: one.begin_step(1, 0),
+    "closed": lambda one: one.close(),
+    "retired": lambda one: one.retire(),
+}
+
+
+@pytest.mark.filterwarnings("ignore::trajreplay.capture.CaptureWarning")
+@pytest.mark.parametrize("how", ENDS)
+def test_a_capture_that_is_given_up_leaves_no_hook_on_a_tensor(lake: Lake, how: str) -> None:
+    switches = switched(lake, gradients=True, strict=False)
+    recorder = capture.enable(switches, settings=SETTINGS, step_stages=["sample"])
+    recorder.begin_step(0, 0)
+    new = torch.ones(1, 2, requires_grad=True) * 2.0
+    recorder.record_policy_loss(0, [SampleRecord("s-0", 2, 2, [1, 1])], log_probs=new)
+    assert new._backward_hooks
+    ENDS[how](recorder)
+    assert not new._backward_hooks
+    recorder.close()
+    assert [one.status for one in captured(lake) if one.key.rollout_id == 0] == ["dropped"]
