@@ -11,6 +11,7 @@ import pyarrow as pa
 from trajreplay.query.datafile import OpenFile
 from trajreplay.schema.columns import Column
 from trajreplay.schema.digest import column_digest
+from trajreplay.schema.entry import DataFile
 from trajreplay.schema.identity import CaptureKey
 
 _KNOWN_PAGES = 1024
@@ -44,14 +45,24 @@ def _kept(name: str, type_name: str, value: Any, rows: int) -> tuple[pa.ChunkedA
 
 
 class KnownKeys:
-    """Pages of key columns that were decoded and held what their entry says.
+    """What is known of the files of a lake: those that are whole, and pages of key columns.
 
-    Nearly all key columns of a lake are one value over and over, and their pages the same bytes.
-    Equal bytes of equal type and number decode to equal values: they are not decoded again.
+    A file that captures share is read and digested once. Nearly all key columns of a lake are one
+    value over and over, and their pages the same bytes. Equal bytes of equal type and number decode
+    to equal values: they are not decoded again.
     """
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], None] = {}
+        self._whole: set[tuple[str, str]] = set()
+
+    def is_whole(self, file: DataFile) -> bool:
+        """Whether every byte of a file was verified before."""
+        return (file.path, file.digest) in self._whole
+
+    def add_whole(self, file: DataFile) -> None:
+        """Every byte of a file was verified."""
+        self._whole.add((file.path, file.digest))
 
     def of(self, opened: OpenFile, key: CaptureKey) -> list[str]:
         """The key columns of a file that are known to hold the key of its capture."""

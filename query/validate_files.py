@@ -69,7 +69,10 @@ def check_file(
     problems: list[Problem] = []
     for number, some in enumerate([read] if small else [[one] for one in _ordered(read)]):
         names = [column.name for column in some]
-        with OpenFile(store, file, table, names, every_byte=number == 0) as opened:
+        unseen = number == 0 and not known.is_whole(file)
+        with OpenFile(store, file, table, names, every_byte=unseen) as opened:
+            if unseen:
+                known.add_whole(file)
             if number == 0:
                 problems += [("statistics", one) for one in _statistics_problems(opened, entry)]
                 opened.check_columns([column.name for column in unread])

@@ -177,6 +177,25 @@ def test_an_export_takes_only_the_rows_that_are_asked_for(
     assert {one.files[0].first_row_group for one in entries} == {0}
 
 
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.9, 0.999])
+def test_a_changed_byte_of_a_shared_file_is_found(
+    lake: Lake, spool: Lake, part: float, deep: bool
+) -> None:
+    for rollout in range(3):
+        for rank in (0, 1):
+            commit(spool, rollout, rank)
+    lake.promote(spool.path)
+    assert Lake.open(lake.path).validate(deep=deep).ok
+    (name,) = data_files(lake)
+    path = Path(lake.path) / name
+    content = bytearray(path.read_bytes())
+    content[int(part * len(content))] ^= 1
+    path.write_bytes(content)
+    found = Lake.open(lake.path).validate(deep=deep).findings
+    assert [one.path for one in found if one.check == "integrity"] == [name] * 6
+
+
 def test_a_promotion_that_is_killed_anywhere_loses_nothing_and_shows_nothing_half(
     lake: Lake, spool: Lake, tmp_path: Path
 ) -> None:
