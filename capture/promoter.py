@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from trajreplay.capture.background import leave_alone, make_nice, warn
 from trajreplay.capture.spool import BusyError, promoted, waiting
+from trajreplay.schema.errors import TrajReplayError
 
 THREAD = "trajreplay-promoter"
 _PROMOTED_AT = 32  # captures of this process, by which a file is worth its while
@@ -63,7 +64,11 @@ class Promoter:
         self._asked.set()
         self._thread.join(timeout_s + _GRACE_S)
         leave_alone(self._thread)
-        return not self._thread.is_alive() and not self._left()
+        try:
+            return not self._left() and not self._thread.is_alive()
+        except (TrajReplayError, OSError) as error:  # the spool is away, and with it what it held
+            self._failed(error)
+            return False
 
     def _left(self) -> int:
         keys = waiting(self._folder)

@@ -107,12 +107,14 @@ def waiting(folder: str) -> list[CaptureKey]:
     """The captures that are in a spool and may not be in its lake yet.
 
     Raises:
+        CaptureError: It is no spool.
         DatasetError: Its manifest holds something else.
     """
     from trajreplay.schema.layout import key_of_entry
     from trajreplay.schema.localstore import LocalStore
     from trajreplay.writer.packing import spooled
 
+    target_of(folder)
     return [key_of_entry(one) for one in spooled(LocalStore(folder))]
 
 

@@ -51,7 +51,7 @@ class Driver:
                 self.switches,
                 rank=0,
                 expected_ranks=[0],
-                producer=producer(),
+                producer=producer("driver"),
                 alone=True,
                 shared=False,
             )

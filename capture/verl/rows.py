@@ -39,8 +39,8 @@ def shown_rewards(values: torch.Tensor, mask: torch.Tensor) -> list[float | None
     ]
 
 
-def producer() -> ProducerInfo:
-    """What captures: this version of torch, and of verl."""
+def producer(role: str = "train") -> ProducerInfo:
+    """What captures: this version of torch, and of verl, in a process of some role."""
     from importlib.metadata import PackageNotFoundError, version
 
     import torch
@@ -49,4 +49,4 @@ def producer() -> ProducerInfo:
         framework = f"verl {version('verl')}"
     except PackageNotFoundError:
         framework = "verl"
-    return ProducerInfo(torch_version=str(torch.__version__), framework=framework)
+    return ProducerInfo(torch_version=str(torch.__version__), framework=framework, role=role)

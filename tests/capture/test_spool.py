@@ -126,6 +126,20 @@ def test_a_lake_that_is_away_stops_nothing_and_loses_nothing(lake: Lake, spool: 
     assert Lake.open(lake.path).replay().verdict == "pass"
 
 
+@pytest.mark.parametrize("instead", ["nothing", "a file"])
+def test_a_spool_that_goes_away_is_warned_of(lake: Lake, spool: str, instead: str) -> None:
+    recorder = enabled(lake, spool=spool, strict=False)
+    recorder.flush()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        Path(spool).rename(f"{spool}-away")
+        if instead == "a file":
+            Path(spool).write_text("no folder")
+        train(recorder)
+        assert not recorder.close()
+    assert any("a capture was not written" in str(one.message) for one in told)
+
+
 def test_a_spool_that_cannot_be_one_is_warned_of_and_nothing_is_captured(
     lake: Lake, tmp_path: Path
 ) -> None:
