@@ -14,10 +14,12 @@ from torch import Tensor
 from trajreplay.schema.contracts import STAGE_NAMES
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.identity import own_prefix
+from trajreplay.schema.lists import Int64s
 from trajreplay.schema.policy import Comparison, Tolerance, tolerance_of
 from trajreplay.schema.settings import Settings
 from trajreplay.stages.capability import Ability
 from trajreplay.stages.report import CohortReport
+from trajreplay.stages.spans import UNKNOWN, Spans
 
 # Read as text, and refused where a stage cannot do without.
 _NULLABLE = ("group_id", "micro_batch_id")
@@ -87,6 +89,18 @@ class LoadedCohort:
             self.table = self.table.drop_columns(some)
             self.chained = {name: one for name, one in self.chained.items() if name not in some}
 
+    def versions(self, column: str) -> Int64s:
+        """(S,) int64. The weights that a log-prob column of each sample is of, as its rank says.
+
+        UNKNOWN where the rank does not say; one without samples has nothing to say.
+        """
+        return sample_versions(self.owners, self.table, column)
+
+    @cached_property
+    def spans(self) -> Spans:
+        """Which weights sampled which tokens of its samples."""
+        return Spans.of(self.table["weight_versions"])
+
     @property
     def plan(self) -> tuple[object, ...]:
         """Cohorts of equal plans can be packed together."""
@@ -108,6 +122,23 @@ class LoadedCohort:
             if stage in entry.tolerances:
                 policy = policy.tightened(entry.tolerances[stage])
         return self.comparison.of(policy)
+
+
+def sample_versions(owners: Iterable[Entry], table: pa.Table, column: str) -> Int64s:
+    """(S,) int64. The weights that a log-prob column of each sample is of, UNKNOWN where unsaid.
+
+    Args:
+        owners: The captures, which say so.
+        table: The samples, with the rank of each.
+        column: The column.
+    """
+    ranks = np.asarray(table["rank"].to_numpy(), np.int64)
+    found = np.full(len(ranks), UNKNOWN, np.int64)
+    for entry in owners:
+        origin = entry.origins.get(column)
+        if origin is not None and origin.weight_version is not None:
+            found[ranks == entry.key.rank] = origin.weight_version
+    return found
 
 
 def has_own_ids(owners: Iterable[Entry]) -> bool:

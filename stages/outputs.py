@@ -98,8 +98,20 @@ def echoed_looks(
     tolerance: Tolerance,
     recomputed: Tensor | None = None,
     slack: Callable[[Tensor], Tensor] | None = None,
+    exact: Tensor | None = None,
 ) -> list[Look]:
-    """Hold values recorded per sample beside a column against what that column should be."""
+    """Hold values recorded per sample beside a column against what that column should be.
+
+    Args:
+        block: The cohorts.
+        stage: The stage of the outputs.
+        column: The column.
+        fields: Names that the outputs go by.
+        tolerance: What is a pass.
+        recomputed: (S,) float64. What the column should be; what it is if omitted.
+        slack: Gives, for some samples, the bound inside which a difference is precision.
+        exact: (S,) float64. The bits that a pass must have; None where any will do.
+    """
     target = block.packed.scalars(column) if recomputed is None else recomputed
     looks = [Look() for _ in block.cohorts]
     for index in range(len(block.cohorts)):
@@ -120,6 +132,7 @@ def echoed_looks(
                 describe=lambda at, old, new, one=one: block.sample_divergence(  # type: ignore[misc]
                     one.output.field, int(one.samples[at]), old, new
                 ),
+                exact=None if exact is None else exact[one.samples],
             )
             looks[index] = looks[index].merged(compared.looks[0])
     return looks

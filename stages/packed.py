@@ -16,6 +16,7 @@ from numpy.typing import DTypeLike
 from torch import Tensor
 
 from trajreplay.schema.lists import Int64s, elements, lengths_of
+from trajreplay.stages.spans import Spans
 
 # Of samples whose shards lie on any ranks: the one that holds the first shard of each.
 FORWARD_RANK = "forward_rank"
@@ -137,24 +138,13 @@ class Packed:
 
     @cached_property
     def weight_versions(self) -> Tensor:
-        """(N,) int64. The weights that sampled each response token, -1 where none did."""
-        column = self.table["weight_versions"].combine_chunks()
-        if isinstance(column, pa.ChunkedArray):
-            column = pa.concat_arrays(column.chunks)
-        spans = elements(column)
-        start, stop, version = (
-            np.asarray(spans.field(name).to_numpy(), np.int64)
-            for name in ("start", "stop", "version")
-        )
-        owner = np.repeat(np.arange(len(self.lengths)), lengths_of(column))
-        start, stop = (np.clip(one, 0, self.lengths.numpy()[owner]) for one in (start, stop))
-        counts = np.maximum(stop - start, 0)
-        inside = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        found = np.full(self.token_bounds[-1], -1, np.int64)
-        found[np.repeat(self.offsets.numpy()[owner] + start, counts) + inside] = np.repeat(
-            version, counts
-        )
-        return torch.from_numpy(found)
+        """(N,) int64. The weights that sampled each response token; UNKNOWN where none is said."""
+        return torch.from_numpy(self.spans.by_token(self.offsets.numpy()))
+
+    @cached_property
+    def spans(self) -> Spans:
+        """Which weights sampled which tokens."""
+        return Spans.of(self.table["weight_versions"])
 
     @cached_property
     def micro_batches(self) -> Tensor:

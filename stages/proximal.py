@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from trajreplay.schema.errors import StageError
 from trajreplay.stages.block import Block
 from trajreplay.stages.kernels import proximal_log_probs
+from trajreplay.stages.spans import UNKNOWN
 
 OLD = "old_log_probs"
 
@@ -19,7 +21,7 @@ class Interpolation:
     """The weights that tokens were sampled with, and those of now.
 
     Args:
-        sampled: (N,) int64. Of each response token, -1 where none sampled it.
+        sampled: (N,) int64. Of each response token, UNKNOWN where none sampled it.
         current: (N,) int64. That the current log-probs were made with.
     """
 
@@ -48,20 +50,12 @@ def current_versions(block: Block) -> Tensor:
     Raises:
         StageError: A capture does not say.
     """
-    found: list[int] = []
-    for cohort, (start, stop) in zip(block.cohorts, block.spans("response_length"), strict=True):
-        stated = {
-            entry.key.rank: origin.weight_version
-            for entry in cohort.owners
-            if (origin := entry.origins.get("log_probs")) is not None
-        }
-        for rank in block.packed.ranks[start:stop].tolist():
-            version = stated.get(rank)
-            if version is None:
-                raise StageError(
-                    f"rank {rank} does not say which weights its log_probs were made with, of "
-                    "which an interpolated proximal policy is made",
-                    hint="Give weight_version with capture.tensor('log_probs', ...).",
-                )
-            found.append(version)
-    return torch.tensor(found, dtype=torch.int64)
+    found = np.concatenate([cohort.versions("log_probs") for cohort in block.cohorts])
+    silent = (found == UNKNOWN).nonzero()[0]
+    if len(silent):
+        raise StageError(
+            f"rank {int(block.packed.ranks[silent[0]])} does not say which weights its log_probs "
+            "were made with, of which an interpolated proximal policy is made",
+            hint="Give weight_version with capture.tensor('log_probs', ...).",
+        )
+    return torch.from_numpy(found)

@@ -14,6 +14,7 @@ from trajreplay.stages.compare import EXAMPLES, Look, compare_elements
 from trajreplay.stages.compose import evaluation_slack, summed_components, summed_tokens
 from trajreplay.stages.kernels import accumulation_factor, half_ulp, segment_sum
 from trajreplay.stages.outputs import echoed_looks
+from trajreplay.stages.plain_sums import plain_sums
 from trajreplay.stages.scoring import compare_scores
 
 STAGE = "reward.raw"
@@ -105,6 +106,7 @@ def _sums(block: Block, *, excluded: bool) -> list[Look]:
     values = block.packed.tokens(TOKENS) if by_token else components(block)
     offsets = block.packed.offsets
     total = summed_tokens(values, offsets) if by_token else summed_components(settings, values)
+    unknown = torch.zeros(len(recorded), dtype=torch.bool)
     if excluded and not by_token:  # a sample of which nothing is known has no reward
         unknown = values.isnan().all(1) & recorded.isnan()
         recorded, total = recorded.masked_fill(unknown, 0.0), total.masked_fill(unknown, 0.0)
@@ -117,6 +119,14 @@ def _sums(block: Block, *, excluded: bool) -> list[Look]:
         rounded = summed_components(settings, values.float()).nan_to_num()
         return (rounding + evaluation_slack(total, rounded))[samples]
 
+    def as_recorded() -> Tensor:
+        if block.dtypes.get("raw_reward", "float32") == "float64":
+            return total
+        if by_token:
+            return block.as_recorded("raw_reward", plain_sums(values, offsets))
+        narrow = summed_components(settings, values.float())
+        return block.as_recorded("raw_reward", narrow).masked_fill(unknown, 0.0)
+
     looks = compare_elements(
         recorded,
         total,
@@ -124,6 +134,7 @@ def _sums(block: Block, *, excluded: bool) -> list[Look]:
         block.tolerance(STAGE, "raw_reward"),
         slack=slack,
         describe=lambda one, old, new: block.sample_divergence("raw_reward", one, old, new),
+        exact=as_recorded() if block.exact else None,
     ).looks
     for look in looks:
         look.compared = 0  # the stage counts its samples itself

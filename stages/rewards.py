@@ -101,7 +101,14 @@ class Processed:
         """The looks, and with them those at what was recorded beside the column."""
         fields = ("reward", "rewards")
         echoes = echoed_looks(
-            self._block, _STAGE, "reward", fields, self._tolerance, self.values, self._slack
+            self._block,
+            _STAGE,
+            "reward",
+            fields,
+            self._tolerance,
+            self.values,
+            self._slack,
+            self._in_float32() if self._block.exact else None,
         )
         return [look.merged(echo) for look, echo in zip(looks, echoes, strict=True)]
 

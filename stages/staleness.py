@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pyarrow.compute as pc
 
 from trajreplay.stages.cohort import LoadedCohort
-from trajreplay.stages.packed import list_lengths
 from trajreplay.stages.report import Finding
+from trajreplay.stages.spans import UNKNOWN
 
 _SPANS = "weight_versions"
 
@@ -20,49 +19,31 @@ def note_staleness(cohort: LoadedCohort) -> None:
     Both are told by the producer, by its own count: where one is below 0, the two are not of one
     count, or a label is wrong, and a correction for staleness weighs what it should not.
     """
-    current = _versions(cohort, "log_probs")
-    if not current:
+    current = cohort.versions("log_probs")
+    said = current != UNKNOWN
+    if not said.any():
         return
-    old = _versions(cohort, "old_log_probs")
-    for rank, version in old.items():
-        if version > current.get(rank, version):
-            message = (
-                f"rank {rank} says that its old log-probs are of weights {version}, newer than "
-                f"{current[rank]}, those of its current ones"
-            )
-            cohort.report.findings.append(
-                Finding("weights.old-newer", "warning", message, "sample")
-            )
-    if _SPANS not in cohort.table.column_names or not cohort.table.num_rows:
+    old = cohort.versions("old_log_probs")
+    ranks = np.asarray(cohort.table["rank"].to_numpy(), np.int64)
+    for rank in np.unique(ranks[said & (old > current)]).tolist():
+        row = int((ranks == rank).argmax())
+        message = (
+            f"rank {rank} says that its old log-probs are of weights {old[row]}, newer than "
+            f"{current[row]}, those of its current ones"
+        )
+        cohort.report.findings.append(Finding("weights.old-newer", "warning", message, "sample"))
+    if _SPANS not in cohort.table.column_names:
         return
-    column = cohort.table[_SPANS]
-    sampled = pc.struct_field(pc.list_flatten(column), "version").to_numpy()
-    owners = np.repeat(np.arange(len(column)), list_lengths(column))
-    known = np.array([current.get(one, np.iinfo(np.int64).max) for one in _ranks(cohort)])
-    newer = sampled > known[owners]
+    spans = cohort.spans
+    newer = said[spans.owner] & (spans.version > current[spans.owner])
     if newer.any():
         at = int(newer.argmax())
-        row = int(owners[at])
-        found, limit = int(sampled[at]), int(known[row])
+        row = int(spans.owner[at])
         message = (
-            f"{int(newer.sum())} of {len(sampled)} spans were sampled by weights newer than those "
-            f"of the log-probs of this step, here {found} and {limit}: they are not of one count, "
-            "or one is wrong"
+            f"{int(newer.sum())} of {len(spans.version)} spans were sampled by weights newer than "
+            f"those of the log-probs of this step, here {int(spans.version[at])} and "
+            f"{int(current[row])}: they are not of one count, or one is wrong"
         )
         name = str(cohort.table["sample_id"][row].as_py())
         finding = Finding("weights.newer", "warning", message, "sample", sample_id=name)
         cohort.report.findings.append(finding)
-
-
-def _ranks(cohort: LoadedCohort) -> list[int]:
-    found: list[int] = cohort.table["rank"].to_pylist()
-    return found
-
-
-def _versions(cohort: LoadedCohort, column: str) -> dict[int, int]:
-    """The weights that each rank says its log-probs are of."""
-    return {
-        entry.key.rank: origin.weight_version
-        for entry in cohort.owners
-        if (origin := entry.origins.get(column)) is not None and origin.weight_version is not None
-    }

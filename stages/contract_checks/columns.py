@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.lists import elements
 from trajreplay.schema.settings import Settings
 from trajreplay.stages.block import Block
+from trajreplay.stages.cohort import sample_versions
 from trajreplay.stages.packed import list_lengths, packed_values
 from trajreplay.stages.report import Finding, Severity
+from trajreplay.stages.spans import UNKNOWN, Spans
 
 Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
@@ -97,32 +98,21 @@ class Columns:
 
         A rank without samples has nothing to say.
         """
-        found = {
-            entry.key.rank: origin.weight_version
-            for entry in self.entries
-            if (origin := entry.origins.get(name)) and origin.weight_version is not None
-        }
-        if not {*np.unique(self.ranks).tolist()} <= {*found}:
-            return None
-        return np.array([found[rank] for rank in self.ranks.tolist()], np.int64)
+        found = sample_versions(self.entries, self.table, name)
+        return None if (found == UNKNOWN).any() else found
+
+    @cached_property
+    def spans(self) -> Spans:
+        """Which weights sampled which tokens."""
+        return Spans.of(self.table["weight_versions"])
 
     @cached_property
     def sampled_by(self) -> Ints | None:
         """(N,) The weights that sampled each token; None where that is not known of all."""
         if not self.has("weight_versions"):
             return None
-        column = self.table["weight_versions"]
-        spans = pc.list_flatten(column)
-        start, stop, version = (
-            np.asarray(pc.struct_field(spans, one).to_numpy(), np.int64)
-            for one in ("start", "stop", "version")
-        )
-        counts = list_lengths(column)
-        first = self.offsets[:-1].repeat(counts) + start
-        sizes = stop - start
-        whole = np.concatenate([[0], np.cumsum(sizes)])
-        tiled = np.array_equal(first, whole[:-1]) and whole[-1] == self.offsets[-1]
-        return version.repeat(sizes) if tiled else None
+        found = self.spans.by_token(self.offsets)
+        return None if (found == UNKNOWN).any() else found
 
     @cached_property
     def groups(self) -> Ints:

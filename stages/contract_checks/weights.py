@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import pyarrow.compute as pc
 
 from trajreplay.schema.settings import Settings
 from trajreplay.stages.contract_checks.columns import Columns, Found, Ints, Together
-from trajreplay.stages.packed import list_lengths
 from trajreplay.stages.report import Finding
 
 # Columns that the weights of a training computed, the latest first.
@@ -43,17 +41,12 @@ def _weights(given: Columns) -> Iterator[Finding]:
             why = "the weight versions of some samples were not recorded"
             yield _unchecked(given, demanded, why)
         return
-    column = given.table["weight_versions"]
-    versions = np.asarray(
-        pc.struct_field(pc.list_flatten(column), "version").to_numpy(), dtype=np.int64
-    )
+    versions, owner = given.spans.version, given.spans.owner
     if not len(versions):
         return
-    counts = list_lengths(column)
-    owner = np.repeat(np.arange(len(counts)), counts)
     yield from _steps(given, versions, owner)
     yield from _staleness(given, versions, owner)
-    if given.rollout_id >= 2 and not versions.any() and len(counts) > 1:
+    if given.rollout_id >= 2 and not versions.any() and given.table.num_rows > 1:
         message = (
             f"every weight version is 0 at rollout {given.rollout_id}: versions that are never "
             "counted say nothing of staleness"

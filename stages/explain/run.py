@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import pyarrow.compute as pc
-
 from trajreplay.query import Catalog, Cohort, Selection, select
 from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.explain.explanation import Explanation
@@ -139,8 +137,8 @@ def _diverged(report: Report, whole: WholeCohorts) -> Iterator[tuple[Cohort, lis
 def _newest_weights(loaded: LoadedCohort | CohortReport) -> int | None:
     if isinstance(loaded, CohortReport) or "weight_versions" not in loaded.table.column_names:
         return None
-    spans = pc.list_flatten(loaded.table["weight_versions"].drop_null())
-    return pc.max(pc.struct_field(spans, "version")).as_py() if len(spans) else None
+    versions = loaded.spans.version
+    return int(versions.max()) if len(versions) else None
 
 
 def _place(cohort: CohortReport) -> Cohort:

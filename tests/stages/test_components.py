@@ -3,9 +3,11 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.helpers.cohorts import capture
 from tests.helpers.composed import ComposedTrainer
@@ -145,3 +147,28 @@ def test_components_go_from_a_rollout_to_its_step(lake: Lake) -> None:
     assert cohort.first_divergent_stage == "sample"
     (finding,) = (one for one in cohort.findings if one.check == "handoff.reward_components")
     assert "reward_components of s-1 component 0: the step consumed 1.25" in finding.message
+
+
+@pytest.mark.parametrize(
+    "changes", [PARTS, {**PARTS, "reward.missing": "exclude"}, {"reward.source": "token"}]
+)
+def test_exact_reaches_the_sums_of_components_and_of_tokens(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    def whole(samples: Samples) -> None:
+        for one in samples:
+            one.components = one.components if "reward.weights" in changes else None
+
+    def bit_off(samples: Samples) -> None:
+        whole(samples)
+        raw = torch.tensor(samples[3].raw_reward, dtype=torch.float32)
+        samples[3].raw_reward = float(torch.nextafter(raw, torch.tensor(99.0)))
+
+    found = []
+    for name, spoil in (("as summed", whole), ("off", bit_off)):
+        lake = Lake.create(tmp_path / name)
+        _write(lake, changes, spoil)
+        reports = (lake.replay(exact=exact) for exact in (False, True))
+        found += [the_stage(the_cohort(one), RAW) for one in reports]
+    assert [one.verdict for one in found] == ["pass", "pass", "pass", "precision"]
+    assert found[-1].message.startswith("1 of 8 samples agree and do not have the bits")

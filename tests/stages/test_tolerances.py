@@ -9,6 +9,7 @@ from tests.helpers.cohorts import (
     ALL_COLUMNS,
     ALL_STAGES,
     Expected,
+    rank_sums,
     terms,
 )
 from tests.helpers.scenes import (
@@ -17,6 +18,7 @@ from tests.helpers.scenes import (
     drawn,
     halves,
     the_cohort,
+    the_stage,
     verdicts,
     write_whole,
 )
@@ -151,3 +153,33 @@ def test_exact_sums_a_loss_in_float32_as_a_trainer_does(lake: Lake) -> None:
     found = lake.replay(exact=True)
     assert verdicts(found)["loss.policy"] in ("pass", "precision")
     assert not diverged(found)
+
+
+def test_exact_reaches_what_is_recorded_beside_a_column(lake: Lake) -> None:
+    way = replace(WAY, grouped=False)
+    for step_id, off in enumerate((False, True)):
+        samples = drawn(way)
+        echo = [torch.tensor(one.reward, dtype=torch.float32) for one in samples]
+        if off:
+            echo[2] = torch.nextafter(echo[2], torch.tensor(9.0))
+        shares = {0: samples}
+        expected = {
+            0: [
+                Expected(
+                    {"rewards": [float(one) for one in echo]},
+                    {"scope": "sample"},
+                    "reward.post_process",
+                ),
+                *rank_sums(Trainer(way), shares)[0],
+            ]
+        }
+        write_whole(lake, shares, way, step_id=step_id, expected=expected)
+    lake.refresh()
+    plain, report = lake.replay(), lake.replay(exact=True)
+    found = [
+        the_stage(the_cohort(one, step_id=step), "reward.post_process")
+        for one in (plain, report)
+        for step in (0, 1)
+    ]
+    assert [one.verdict for one in found] == ["pass", "pass", "pass", "precision"]
+    assert found[-1].message.startswith("1 of 16 samples agree and do not have the bits")
