@@ -183,4 +183,6 @@ def shown(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, dict):
         return "a section"
+    if isinstance(value, list):
+        return f"[{', '.join(map(shown, value))}]"
     return str(value)

@@ -33,8 +33,8 @@ class Expression:
     Raises:
         QueryError: It holds anything else.
 
-    >>> Expression("rollout.n < 2 or fact.dataset_size < 8").value({"rollout": {"n": 4}}, {})
-    Undecided(facts=frozenset({'dataset_size'}))
+    >>> Expression("rollout.n < 2 or fact.dataset_size < 8").holds({"rollout": {"n": 4}}, {}).facts
+    frozenset({'dataset_size'})
     """
 
     def __init__(self, text: str) -> None:

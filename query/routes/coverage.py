@@ -105,6 +105,12 @@ def _check_layers(
     known = say.has_failed("layer.coverage", "rank.coverage", "assign.coverage")
     if topology.blocks and not topology.replicas and not known:
         _check_pipelines(topology, say)
+    elif not topology.blocks and trace.layers and not known:
+        say.unverified(
+            "layer.coverage",
+            "ranks are not numbered as Megatron numbers them: whether those of a replica together "
+            "have every layer is not known",
+        )
     _check_idle(trace, topology, say)
 
 

@@ -8,6 +8,8 @@ import pytest
 from tests.helpers.cli import run
 from trajreplay.cli.preflight import FRAMEWORK_NAMES
 from trajreplay.query.preflight import FRAMEWORKS, built_in
+from trajreplay.query.preflight.check import shown
+from trajreplay.query.preflight.evaluation import Undecided
 
 
 @pytest.fixture
@@ -53,6 +55,10 @@ def test_a_setting_that_does_not_tell_is_said_on_stderr_with_its_value(config: P
         assert outcome.code == 0
         assert f"not decided since num_generations is {told}: trl/group-of-one" in outcome.err
         assert outcome.out.endswith("3 not decided\n")
+
+
+def test_a_list_is_shown_as_it_is_written() -> None:
+    assert shown([1, Undecided(text="${x}"), True, None]) == "[1, ${x}, true, not set]"
 
 
 def test_rules_of_another_framework_are_refused(config: Path, tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ def test_where_no_order_of_ranks_is_known_identities_are_counted_all_the_same(
     ranks = tuple(range(len(order)))
     healthy = checked(trace(None, ()))
     assert "fail" not in healthy.statuses.values()
-    for rule in ("cp.identity", "installed.payload", "cp.reassembly"):
+    for rule in ("layer.coverage", "cp.identity", "installed.payload", "cp.reassembly"):
         assert healthy.statuses[rule] == "unverified"
         assert checked(trace(None, ()), require=(rule,)).verdict == "fail"
     assert "cp.identity" in failed(checked(trace(0, ranks)))
