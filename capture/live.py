@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from trajreplay.capture.copies import Copier
-from trajreplay.capture.guarded import Guarded, guarded, uncompiled
+from trajreplay.capture.guarded import guarded, uncompiled
 from trajreplay.capture.heartbeat import Beat, Heartbeats, problem_of_end
+from trajreplay.capture.losses import Level, Losses
 from trajreplay.capture.outlet import Outlet
 from trajreplay.capture.pending import Pending
 from trajreplay.capture.reasons import reason_of
 from trajreplay.capture.slots import Slots
-from trajreplay.schema.errors import CaptureError, listed
+from trajreplay.schema.errors import CaptureError
 
 if TYPE_CHECKING:
     from trajreplay.capture.ranks import Place
     from trajreplay.capture.switches import Switches
     from trajreplay.schema import RecomputeConfig, SampleRecord, Settings, StageContract
 
-Level = Literal["rollout", "step"]
 Stages = Sequence["str | StageContract"]
 
 
-class LiveRecorder(Guarded):
+class LiveRecorder(Losses):
     """Records; see `Recorder`.
 
     Args:
@@ -138,73 +137,6 @@ class LiveRecorder(Guarded):
         """As of `Recorder`."""
         if (pending := self._recording("rollout")) is not None:
             pending.note(fate, sample_ids, reason)
-
-    @guarded
-    def record_policy_loss(
-        self,
-        micro_batch: int | None,
-        samples: Sequence[SampleRecord],
-        scalars: Mapping[str, Any] | None = None,
-        log_probs: Any = None,
-        old_log_probs: Any = None,
-        advantages: Any = None,
-        ref_log_probs: Any = None,
-        reduction: str = "mean",
-        scale: float = 1.0,
-        denominator: float | None = None,
-        origins: Mapping[str, Mapping[str, Any]] | None = None,
-        columns: Mapping[str, Any] | None = None,
-    ) -> None:
-        """As of `Recorder`."""
-        named = {
-            "log_probs": log_probs,
-            "old_log_probs": old_log_probs,
-            "advantages": advantages,
-            "ref_log_probs": ref_log_probs,
-        }
-        meaning = {"reduction": reduction, "scale": scale, "denominator": denominator}
-        given = _together(named, columns)
-        self._micro_batch("loss.policy", micro_batch, samples, scalars, meaning, given, origins)
-
-    @guarded
-    def record_value_loss(
-        self,
-        micro_batch: int | None,
-        samples: Sequence[SampleRecord],
-        scalars: Mapping[str, Any] | None = None,
-        values: Any = None,
-        returns: Any = None,
-        old_values: Any = None,
-        reduction: str = "mean",
-        scale: float = 1.0,
-        denominator: float | None = None,
-        columns: Mapping[str, Any] | None = None,
-    ) -> None:
-        """As of `Recorder`."""
-        named = {"values": values, "returns": returns, "old_values": old_values}
-        meaning = {"reduction": reduction, "scale": scale, "denominator": denominator}
-        given = _together(named, columns)
-        self._micro_batch("loss.value", micro_batch, samples, scalars, meaning, given, None)
-
-    def _micro_batch(
-        self,
-        stage: str,
-        micro_batch: int | None,
-        samples: Sequence[SampleRecord],
-        scalars: Mapping[str, Any] | None,
-        meaning: Mapping[str, Any],
-        columns: Mapping[str, Any],
-        origins: Mapping[str, Mapping[str, Any]] | None,
-    ) -> None:
-        if self._beat is not None and stage == "loss.policy":
-            self._beat.micro_batch(micro_batch, samples, scalars or {})
-        if (pending := self._recording("step")) is not None:
-            pending.micro_batch(
-                micro_batch, stage, samples, columns, origins, scalars or {}, meaning
-            )
-            if self._gradients and stage == "loss.policy" and micro_batch is not None:
-                failed = functools.partial(self.failed, "gradients")
-                pending.watch(micro_batch, columns.get("log_probs"), failed)
 
     @guarded
     def record_scalars(
@@ -319,15 +251,3 @@ class LiveRecorder(Guarded):
         self.drop(reason)
         with self.guard("end"):
             self._heartbeats.flush()
-
-
-def _together(named: Mapping[str, Any], columns: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The columns of a loss, each told once."""
-    if not columns:
-        return named
-    if twice := [name for name in columns if named.get(name) is not None]:
-        raise CaptureError(
-            f"{listed(twice, 3)} is given by name and among the columns, expected once",
-            hint="Leave it out of columns.",
-        )
-    return {**named, **columns}

@@ -1,0 +1,107 @@
+"""What a recorder takes of the losses of a micro-batch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from trajreplay.capture.guarded import Guarded, guarded
+from trajreplay.capture.heartbeat import Beat
+from trajreplay.capture.pending import Pending
+from trajreplay.schema.errors import CaptureError, listed
+
+if TYPE_CHECKING:
+    from trajreplay.schema import SampleRecord
+
+Level = Literal["rollout", "step"]
+
+
+class Losses(Guarded):
+    """The losses of a recorder that records; see `Recorder`."""
+
+    _beat: Beat | None
+    _gradients: bool
+
+    def _recording(self, level: Level) -> Pending | None:
+        """The open capture; None where it is not selected, or is given up already."""
+        raise NotImplementedError
+
+    @guarded
+    def record_policy_loss(
+        self,
+        micro_batch: int | None,
+        samples: Sequence[SampleRecord],
+        scalars: Mapping[str, Any] | None = None,
+        log_probs: Any = None,
+        old_log_probs: Any = None,
+        advantages: Any = None,
+        ref_log_probs: Any = None,
+        reduction: str = "mean",
+        scale: float = 1.0,
+        denominator: float | None = None,
+        origins: Mapping[str, Mapping[str, Any]] | None = None,
+        columns: Mapping[str, Any] | None = None,
+    ) -> None:
+        """As of `Recorder`."""
+        named = {
+            "log_probs": log_probs,
+            "old_log_probs": old_log_probs,
+            "advantages": advantages,
+            "ref_log_probs": ref_log_probs,
+        }
+        meaning = {"reduction": reduction, "scale": scale, "denominator": denominator}
+        given = _together(named, columns)
+        self._micro_batch("loss.policy", micro_batch, samples, scalars, meaning, given, origins)
+
+    @guarded
+    def record_value_loss(
+        self,
+        micro_batch: int | None,
+        samples: Sequence[SampleRecord],
+        scalars: Mapping[str, Any] | None = None,
+        values: Any = None,
+        returns: Any = None,
+        old_values: Any = None,
+        reduction: str = "mean",
+        scale: float = 1.0,
+        denominator: float | None = None,
+        columns: Mapping[str, Any] | None = None,
+    ) -> None:
+        """As of `Recorder`."""
+        named = {"values": values, "returns": returns, "old_values": old_values}
+        meaning = {"reduction": reduction, "scale": scale, "denominator": denominator}
+        given = _together(named, columns)
+        self._micro_batch("loss.value", micro_batch, samples, scalars, meaning, given, None)
+
+    def _micro_batch(
+        self,
+        stage: str,
+        micro_batch: int | None,
+        samples: Sequence[SampleRecord],
+        scalars: Mapping[str, Any] | None,
+        meaning: Mapping[str, Any],
+        columns: Mapping[str, Any],
+        origins: Mapping[str, Mapping[str, Any]] | None,
+    ) -> None:
+        if self._beat is not None and stage == "loss.policy":
+            self._beat.micro_batch(micro_batch, samples, scalars or {})
+        if (pending := self._recording("step")) is not None:
+            pending.micro_batch(
+                micro_batch, stage, samples, columns, origins, scalars or {}, meaning
+            )
+            if self._gradients and stage == "loss.policy" and micro_batch is not None:
+                failed = functools.partial(self.failed, "gradients")
+                pending.watch(micro_batch, columns.get("log_probs"), failed)
+
+
+def _together(named: Mapping[str, Any], columns: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The columns of a loss, each told once."""
+    if not columns:
+        return named
+    if twice := [name for name in columns if named.get(name) is not None]:
+        raise CaptureError(
+            f"{listed(twice, 3)} is given by name and among the columns, expected once",
+            hint="Leave it out of columns.",
+        )
+    return {**named, **columns}
