@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trajreplay.schema.errors import StageError
 from trajreplay.stages.block import Block
-from trajreplay.stages.capability import LOG_PROB_SOURCES, is_plain, message_faults
+from trajreplay.stages.capability import LOG_PROB_SOURCES, message_faults
 from trajreplay.stages.compare import Active, Compared, compare_elements
 from trajreplay.stages.compose import (
     SHARE,
@@ -17,13 +17,14 @@ from trajreplay.stages.compose import (
     Estimate,
     LossInputs,
     estimate_advantages,
+    estimate_advantages_error,
     evaluation_slack,
     kept_tokens,
     moved_bounds,
     rollout_weights,
 )
 from trajreplay.stages.kernels import half_ulp
-from trajreplay.stages.rewards import warn_of_batch_rewards
+from trajreplay.stages.reward_findings import warn_of_batch_rewards
 
 LAST_FAULT = 2  # the largest number that message_faults has a meaning for
 
@@ -72,7 +73,24 @@ def estimated(
         dtype: The dtype.
         against: How far the bounds that reject tokens are moved.
     """
-    settings, packed = block.settings.advantage, block.packed
+    if (kernel := block.kernel("advantage.estimate")) is not None:
+        column, asked, critic = _columns(block, replaced, dtype)
+        kl, values = asked("kl"), asked(critic)
+        reward, packed = column("reward"), block.packed
+        pair = kernel.advantages(block.settings, reward, packed.mask, packed.offsets, kl, values)
+        return Estimate(*pair)._asdict()
+    given = _inputs(block, replaced, dtype, against)
+    return estimate_advantages(block.settings.advantage, given)._asdict()
+
+
+_Column = Callable[[str], Tensor]
+_Asked = Callable[[str], Tensor | None]
+
+
+def _columns(
+    block: Block, replaced: dict[str, Tensor], dtype: torch.dtype
+) -> tuple[_Column, _Asked, str]:
+    """Columns in a dtype, those of them that the stage reads, and which are the critic's values."""
     reads = block.cohorts[0].abilities["advantage.estimate"].reads
 
     def column(name: str) -> Tensor:
@@ -81,7 +99,6 @@ def estimated(
     def asked(name: str) -> Tensor | None:
         return column(name) if name in reads else None
 
-    critic = next((name for name in reads if name in ("old_values", "values")), "values")
     faults = asked("message_faults")
     if faults is not None and bool((faults > LAST_FAULT).any()):
         raise StageError(
@@ -89,35 +106,36 @@ def estimated(
             "says what tokens of such a message get",
             hint="Number a message with an invalid tool call 1, one with malformed thinking 2.",
         )
-    if (kernel := block.kernel("advantage.estimate")) is not None:
-        kl, values = asked("kl"), asked(critic)
-        reward, mask = column("reward"), packed.mask
-        pair = kernel.advantages(block.settings, reward, mask, packed.offsets, kl, values)
-        return Estimate(*pair)._asdict()
-    found = estimate_advantages(
-        settings,
-        AdvantageInputs(
-            _counted(block, replaced, against),
-            packed.offsets,
-            reward=asked("reward"),
-            whitened_with=_shared(block),
-            kl=asked("kl"),
-            kl_coef=block.settings.kl.coef,
-            values=asked(critic),
-            token_rewards=asked("token_rewards"),
-            greedy=asked("greedy_reward"),
-            group=packed.groups if "group_id" in reads else None,
-            policy=asked(LOG_PROB_SOURCES.get(block.settings.kl.policy_source, "")),
-            teacher=asked("teacher_log_probs"),
-            sum_pi_squared=asked("sum_pi_squared"),
-            weights=_weights(block, column),
-            bootstrap=_bootstrap(block, asked("last_value")),
-            faults=faults,
-            overrides=message_faults(block.settings),
-            trained=packed.mask,
-        ),
+    return column, asked, next((one for one in reads if one in ("old_values", "values")), "values")
+
+
+def _inputs(
+    block: Block, replaced: dict[str, Tensor], dtype: torch.dtype, against: float
+) -> AdvantageInputs:
+    """What advantages of a block are estimated from; arguments as of `estimated`."""
+    packed = block.packed
+    column, asked, critic = _columns(block, replaced, dtype)
+    reads = block.cohorts[0].abilities["advantage.estimate"].reads
+    return AdvantageInputs(
+        _counted(block, replaced, against),
+        packed.offsets,
+        reward=asked("reward"),
+        whitened_with=_shared(block),
+        kl=asked("kl"),
+        kl_coef=block.settings.kl.coef,
+        values=asked(critic),
+        token_rewards=asked("token_rewards"),
+        greedy=asked("greedy_reward"),
+        group=packed.groups if "group_id" in reads else None,
+        policy=asked(LOG_PROB_SOURCES.get(block.settings.kl.policy_source, "")),
+        teacher=asked("teacher_log_probs"),
+        sum_pi_squared=asked("sum_pi_squared"),
+        weights=_weights(block, column),
+        bootstrap=_bootstrap(block, asked("last_value")),
+        faults=asked("message_faults"),
+        overrides=message_faults(block.settings),
+        trained=packed.mask,
     )
-    return found._asdict()
 
 
 def _counted(block: Block, replaced: dict[str, Tensor], against: float) -> Tensor:
@@ -198,10 +216,11 @@ def compare_estimates(
 
     def slack(tokens: Tensor) -> Tensor:
         rounding = half_ulp(recomputed[tokens], dtype)
-        plain = is_plain("advantage.estimate", block.settings)
-        if plain and block.kernel("advantage.estimate") is None:  # values are copied
-            return rounding
-        slack = evaluation_slack(recomputed, in_float32())
+        if block.kernel("advantage.estimate") is not None:
+            return rounding + evaluation_slack(recomputed, in_float32())[tokens]
+        given = _inputs(block, replaced, torch.float64, 0.0)
+        errors = estimate_advantages_error(block.settings.advantage, given)
+        slack: Tensor = errors._asdict()[name]
         if block.settings.advantage.counts == "kept":  # where rounding decides, either is right
             for against in (SHARE, -SHARE):
                 moved = estimated(block, replaced, against=against)[name]

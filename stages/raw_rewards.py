@@ -11,7 +11,7 @@ from trajreplay.schema.errors import StageError
 from trajreplay.schema.policy import Tolerance
 from trajreplay.stages.block import Block
 from trajreplay.stages.compare import EXAMPLES, Look, compare_elements
-from trajreplay.stages.compose import evaluation_slack, summed_components, summed_tokens
+from trajreplay.stages.compose import summed_components, summed_rewards_error, summed_tokens
 from trajreplay.stages.kernels import accumulation_factor, half_ulp, segment_sum
 from trajreplay.stages.outputs import echoed_looks
 from trajreplay.stages.plain_sums import plain_sums
@@ -116,8 +116,7 @@ def _sums(block: Block, *, excluded: bool) -> list[Look]:
         if by_token:
             sizes = segment_sum(values.abs(), offsets)
             return (rounding + accumulation_factor(block.packed.lengths + 1.0) * sizes)[samples]
-        rounded = summed_components(settings, values.float()).nan_to_num()
-        return (rounding + evaluation_slack(total, rounded))[samples]
+        return (rounding + summed_rewards_error(settings, values))[samples]
 
     def as_recorded() -> Tensor:
         if block.dtypes.get("raw_reward", "float32") == "float64":

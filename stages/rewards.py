@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from trajreplay.schema.settings import KlSettings, RewardSettings, Settings
+from trajreplay.schema.settings import KlSettings, Settings
 from trajreplay.stages.block import Block
 from trajreplay.stages.capability import LOG_PROB_SOURCES, is_plain
 from trajreplay.stages.compare import Compared, Look, compare_elements
 from trajreplay.stages.compose import (
     RewardInputs,
+    equal_rewards,
     evaluation_slack,
     kl_tokens,
     processed_rewards,
+    processed_rewards_error,
     summed_tokens,
 )
 from trajreplay.stages.group_sizes import group_size_looks
 from trajreplay.stages.kernels import (
-    constant_groups,
+    accumulation_factor,
     group_rewards,
     group_rewards_error,
     half_ulp,
@@ -30,11 +33,9 @@ from trajreplay.stages.kernels import (
 from trajreplay.stages.outputs import echoed_looks
 from trajreplay.stages.packed import Packed
 from trajreplay.stages.raw_rewards import components
-from trajreplay.stages.report import Finding
+from trajreplay.stages.reward_findings import warn_of_constant_groups
 
 _RAW, _STAGE = "reward.raw", "reward.post_process"
-# A mean below this part of the largest reward is that of rounding errors.
-CENTRED = 1e-3
 
 
 def replay_reward_post_process(block: Block) -> None:
@@ -47,8 +48,8 @@ def replay_reward_post_process(block: Block) -> None:
     if settings.grouping != "none":
         sizes = group_size_looks(block, compared.disagree)
         looks = [look.merged(size) for look, size in zip(looks, sizes, strict=True)]
-    if _divides_groups(settings) and block.kernel(_STAGE) is None:
-        _warn_of_constant_groups(block, raw, looks)
+    if block.kernel(_STAGE) is None:
+        warn_of_constant_groups(block, lambda: _equal(block, raw), looks)
     looks = isolated.with_echoes(looks)
     final, chained = isolated, None
     # Only a reward function recomputes raw rewards, here or in the rollouts that a step consumed.
@@ -132,38 +133,6 @@ def raw_rewards(block: Block, replaced: Mapping[str, Tensor] | None = None) -> T
     return block.packed.scalars("raw_reward") if other is None else other
 
 
-def warn_of_batch_rewards(block: Block) -> None:
-    """Say where rewards of groups look normalised over all of them.
-
-    For captures that give no raw rewards to recompute them from. Rewards that are centred in their
-    groups are centred over whole groups together, but not the other way round.
-    """
-    packed, settings = block.packed, block.settings.reward
-    if settings.grouping != "group" or settings.baseline != "mean":
-        return
-    if settings.unit != "sample" or settings.combination != "sum-then-normalise":
-        return
-    if packed.table["group_id"].null_count:
-        return
-    rewards, groups = packed.scalars("reward"), packed.groups
-    means = torch.zeros(int(groups.max()) + 1, dtype=torch.float64)
-    means.scatter_reduce_(0, groups, rewards, "mean", include_self=False)
-    for cohort, (start, stop) in zip(block.cohorts, block.spans("reward"), strict=True):
-        mine = rewards[start:stop]
-        small = CENTRED * float(mine.abs().max())
-        off = (means[groups[start:stop]].abs() > small).sum()
-        if cohort.whole and bool(off) and abs(float(mine.mean())) <= small:
-            cohort.report.findings.append(
-                Finding(
-                    "reward.batch-mean",
-                    "warning",
-                    f"the rewards of {int(off)} samples do not centre in their groups, and all "
-                    "together do: they look normalised over the batch or over other groups",
-                    stage="reward.post_process",
-                )
-            )
-
-
 def _processed(block: Block, raw: Tensor) -> Tensor:
     settings, kernel = block.settings.reward, block.kernel(_STAGE)
     if kernel is not None:
@@ -187,8 +156,17 @@ def _processed(block: Block, raw: Tensor) -> Tensor:
 def _error(block: Block, raw: Tensor, recomputed: Tensor) -> Tensor:
     """How far float32 may be off."""
     settings = block.settings.reward
-    if block.kernel(_STAGE) is not None or not is_plain(_STAGE, block.settings):
+    if block.kernel(_STAGE) is not None:
         return evaluation_slack(recomputed, _processed(block, raw.float()))
+    if not is_plain(_STAGE, block.settings):
+        entry = None
+        if settings.source == "token":  # raw rewards are sums of them, which training rounded
+            sizes = segment_sum(block.packed.tokens("token_rewards").abs(), block.packed.offsets)
+            entry = accumulation_factor(block.packed.lengths) * sizes
+        given = reward_inputs(block.packed, block.settings)
+        if settings.less_kl:
+            given = replace(given, penalty_error=_penalty_error(block.packed, block.settings.kl))
+        return processed_rewards_error(settings, raw, given, entry)
     if settings.grouping == "none":
         return half_ulp(raw, "float32")
     return group_rewards_error(
@@ -199,6 +177,12 @@ def _error(block: Block, raw: Tensor, recomputed: Tensor) -> Tensor:
         ddof=settings.ddof,
         epsilon=settings.epsilon,
     )
+
+
+def _equal(block: Block, raw: Tensor) -> Tensor:
+    """(S,) bool. Samples in groups of equal rewards that are divided by their deviation."""
+    given = reward_inputs(block.packed, block.settings)
+    return equal_rewards(block.settings.reward, raw, given)
 
 
 def reward_inputs(
@@ -251,28 +235,12 @@ def _penalty(packed: Packed, kl: KlSettings, dtype: torch.dtype) -> Tensor:
     return -kl_penalised_rewards(free, tokens, packed.mask, packed.offsets, kl_coef=kl.coef)
 
 
-def _divides_groups(settings: RewardSettings) -> bool:
-    """Whether rewards of one number a sample are divided by the deviation of their group."""
-    plain = (settings.grouping, settings.unit, settings.rule) == ("group", "sample", "normalise")
-    return plain and settings.divide_by_std and not settings.weights and not settings.less_kl
-
-
-def _warn_of_constant_groups(block: Block, raw: Tensor, looks: list[Look]) -> None:
-    """Say where training used a rounding error that the division by epsilon has made large."""
-    if not any(look.undecided for look in looks):
-        return
-    constant = constant_groups(raw, block.packed.groups)
-    for cohort, look, (start, stop) in zip(
-        block.cohorts, looks, block.spans("reward"), strict=True
-    ):
-        count = int(constant[start:stop].sum())
-        if look.undecided and count:
-            cohort.report.findings.append(
-                Finding(
-                    "reward.constant-group",
-                    "warning",
-                    f"{count} samples are in groups of equal rewards: their float32 deviation is a "
-                    f"rounding error over epsilon, up to {look.max_abs_error:.3g} instead of 0",
-                    stage="reward.post_process",
-                )
-            )
+def _penalty_error(packed: Packed, kl: KlSettings) -> Tensor:
+    """(S,) float64. What that may be off by in float32: each token, their sum and its product."""
+    pair = (LOG_PROB_SOURCES[kl.policy_source], "ref_log_probs")
+    policy, reference = (packed.tokens(name).masked_fill(~packed.mask, 0.0) for name in pair)
+    tokens = kl_tokens(kl, policy, reference)
+    slack = evaluation_slack(tokens, kl_tokens(kl, policy.float(), reference.float()))
+    tokens, off = (segment_sum(one, packed.offsets) for one in (tokens.abs(), slack))
+    factor = accumulation_factor(packed.lengths + 3.0)
+    return abs(kl.coef) * (off + factor * (tokens + off))

@@ -1,5 +1,6 @@
 """The arithmetic that settings describe, put together from kernels: pure functions of tensors."""
 
+from trajreplay.stages.compose.advantage_errors import estimate_advantages_error
 from trajreplay.stages.compose.advantages import (
     AdvantageInputs,
     Estimate,
@@ -15,8 +16,10 @@ from trajreplay.stages.compose.losses import (
     value_terms,
     value_tokens,
 )
+from trajreplay.stages.compose.reward_errors import processed_rewards_error, summed_rewards_error
+from trajreplay.stages.compose.reward_inputs import RewardInputs
 from trajreplay.stages.compose.rewards import (
-    RewardInputs,
+    equal_rewards,
     processed_rewards,
     summed_components,
     summed_tokens,
@@ -31,7 +34,9 @@ __all__ = [
     "LossInputs",
     "PolicyTerms",
     "RewardInputs",
+    "equal_rewards",
     "estimate_advantages",
+    "estimate_advantages_error",
     "evaluation_slack",
     "kept_tokens",
     "kl_tokens",
@@ -41,8 +46,10 @@ __all__ = [
     "plain_terms",
     "policy_terms",
     "processed_rewards",
+    "processed_rewards_error",
     "rollout_weights",
     "summed_components",
+    "summed_rewards_error",
     "summed_tokens",
     "value_terms",
     "value_tokens",

@@ -24,7 +24,8 @@ from trajreplay.stages.compose.losses import (
     value_terms,
     value_tokens,
 )
-from trajreplay.stages.compose.rewards import RewardInputs, processed_rewards, summed_tokens
+from trajreplay.stages.compose.reward_inputs import RewardInputs
+from trajreplay.stages.compose.rewards import processed_rewards, summed_tokens
 from trajreplay.stages.compose.surrogates import LossInputs
 from trajreplay.stages.kernels import (
     kl_penalised_rewards,

@@ -2,55 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from trajreplay.schema import RewardSettings, StageError
+from trajreplay.stages.compose.reward_inputs import (
+    RewardInputs,
+    cells,
+    costs_of,
+    numbered_trajectories,
+    of_trajectories,
+)
 from trajreplay.stages.kernels.components import decoupled_rewards, summed_rewards
 from trajreplay.stages.kernels.estimators import gpg_rewards, pass_at_k_rewards
+from trajreplay.stages.kernels.groups import constant_groups
 from trajreplay.stages.kernels.normalise import normalise_rewards
 from trajreplay.stages.kernels.penalties import cost_penalised_rewards
-from trajreplay.stages.kernels.segments import scatter_sum, segment_sum
+from trajreplay.stages.kernels.segments import segment_sum
 from trajreplay.stages.kernels.shaping import overlong_penalty, scale_rewards, truncation_rewards
 from trajreplay.stages.kernels.step_returns import step_returns
-
-
-@dataclass(frozen=True)
-class RewardInputs:
-    """What rewards are processed with, besides the raw ones.
-
-    Args:
-        group: (S,) int64. Which samples share a baseline.
-        batch: (S,) int64. Which samples are of one cohort.
-        lengths: (S,) int64. Response tokens.
-        trained: (S,) float. Trainable ones.
-        trajectory: (S,) int64. Which samples are fragments of one; None where each is its own.
-        step: (S,) int64. The place of each fragment in its trajectory; None where none is asked.
-        truncated: (S,) bool. Responses cut at the length limit; None where no setting asks.
-        greedy: (S,) float. Rewards of the greedy responses; None where no setting asks.
-        kept: (S,) float. Baselines that the trainer kept; None where no setting asks.
-        prompt: (S,) int64. Which samples are of one prompt; None where that is `group`.
-        totals: (S,) int64. Prompt and response tokens; None where no setting asks.
-        turns: (S,) float. Turns of the model; None where no setting asks.
-        penalty: (S,) float. What each pays for its KL; None where no setting asks.
-    """
-
-    group: Tensor
-    batch: Tensor
-    lengths: Tensor
-    trained: Tensor
-    trajectory: Tensor | None = None
-    step: Tensor | None = None
-    truncated: Tensor | None = None
-    greedy: Tensor | None = None
-    kept: Tensor | None = None
-    prompt: Tensor | None = None
-    totals: Tensor | None = None
-    turns: Tensor | None = None
-    penalty: Tensor | None = None
 
 
 def summed_components(settings: RewardSettings, components: Tensor) -> Tensor:
@@ -77,6 +49,36 @@ def processed_rewards(settings: RewardSettings, raw: Tensor, given: RewardInputs
     """
     if settings.unit == "trajectory" and given.trajectory is not None:
         return _by_trajectory(settings, raw, given, given.trajectory)
+    rewards, given = _entering(settings, raw, given)
+    if settings.baseline == "kept":
+        assert given.kept is not None  # the capability matrix asks for them
+        rewards = rewards - given.kept.to(rewards.dtype)
+    elif settings.grouping != "none":
+        rewards = _rescaled(settings, rewards, _scored(settings, rewards, given), given.batch)
+    return rewards if settings.clip_after is None else rewards.clamp(*settings.clip_after)
+
+
+def equal_rewards(settings: RewardSettings, raw: Tensor, given: RewardInputs) -> Tensor:
+    """(S,) bool. Samples that are divided by the deviation of rewards, or components, all equal."""
+    if settings.unit == "trajectory" and given.trajectory is not None:
+        one, first, member = of_trajectories(given, given.trajectory)
+        return equal_rewards(replace(settings, unit="sample"), raw[first], one)[member]
+    none = torch.zeros(len(raw), dtype=torch.bool)
+    deviation = settings.divide_by_std and settings.divisor != "baseline"
+    if settings.grouping == "none" or settings.rule != "normalise" or not deviation:
+        return none
+    rewards, given = _entering(settings, raw, given)
+    shared = {"batch": given.batch, "group": given.prompt}.get(settings.std_grouping)
+    index = given.group if shared is None else shared
+    for component in rewards.reshape(len(raw), -1).unbind(1):
+        none = none | constant_groups(component, index)
+    return none
+
+
+def _entering(
+    settings: RewardSettings, raw: Tensor, given: RewardInputs
+) -> tuple[Tensor, RewardInputs]:
+    """What is scored, and with what."""
     summed = raw.dim() == 2 and settings.combination == "sum-then-normalise"
     rewards = summed_components(settings, raw) if summed else raw
     rewards = _shaped(settings, rewards, given)
@@ -86,17 +88,12 @@ def processed_rewards(settings: RewardSettings, raw: Tensor, given: RewardInputs
         assert given.penalty is not None  # the capability matrix asks for it
         rewards = rewards - given.penalty.to(rewards.dtype)
     if settings.unit == "step" and given.trajectory is not None and given.step is not None:
-        _numbered_trajectories(given.group, given.trajectory)
+        numbered_trajectories(given.group, given.trajectory)
         rewards = step_returns(rewards, given.trajectory, given.step, gamma=settings.step_gamma)
-        given = replace(given, group=_cells(given.group, given.step))
+        given = replace(given, group=cells(given.group, given.step))
     if settings.costs:
         rewards = _less_costs(settings, rewards, given)
-    if settings.baseline == "kept":
-        assert given.kept is not None  # the capability matrix asks for them
-        rewards = rewards - given.kept.to(rewards.dtype)
-    elif settings.grouping != "none":
-        rewards = _rescaled(settings, rewards, _scored(settings, rewards, given), given.batch)
-    return rewards if settings.clip_after is None else rewards.clamp(*settings.clip_after)
+    return rewards, given
 
 
 def _scored(settings: RewardSettings, rewards: Tensor, given: RewardInputs) -> Tensor:
@@ -169,8 +166,7 @@ def _by_trajectory(
     settings: RewardSettings, raw: Tensor, given: RewardInputs, trajectory: Tensor
 ) -> Tensor:
     """Process the reward of each trajectory once, and give it to all of its fragments."""
-    member, first = _numbered_trajectories(given.group, trajectory)
-    count = len(first)
+    one, first, member = of_trajectories(given, trajectory)
     odd = (raw != raw[first][member]) & ~(raw.isnan() & raw[first][member].isnan())
     if bool(odd.any()):
         fragments = int(odd.reshape(len(raw), -1).any(1).sum())
@@ -179,50 +175,7 @@ def _by_trajectory(
             "trajectory, expected one reward a trajectory",
             hint="State reward.unit sample if each fragment is scored by itself.",
         )
-    truncated = None
-    if given.truncated is not None:
-        truncated = scatter_sum(given.truncated.double(), member, count) > 0
-    one = RewardInputs(
-        given.group[first],
-        given.batch[first],
-        scatter_sum(given.lengths.double(), member, count),
-        scatter_sum(given.trained.double(), member, count),
-        truncated=truncated,
-        greedy=None if given.greedy is None else given.greedy[first],
-        kept=None if given.kept is None else given.kept[first],
-        prompt=None if given.prompt is None else given.prompt[first],
-        totals=None if given.totals is None else scatter_sum(given.totals.double(), member, count),
-        turns=None if given.turns is None else scatter_sum(given.turns, member, count),
-        penalty=None if given.penalty is None else scatter_sum(given.penalty, member, count),
-    )
     return processed_rewards(settings, raw[first], one)[member]
-
-
-def _numbered_trajectories(group: Tensor, trajectory: Tensor) -> tuple[Tensor, Tensor]:
-    """Number trajectories from 0: that of each fragment, and the first fragment of each.
-
-    Raises:
-        StageError: One has fragments in several groups: no statistic is of the whole of it.
-    """
-    _, member = torch.unique(trajectory, return_inverse=True)
-    count = int(member.max()) + 1 if len(member) else 0
-    place = torch.arange(len(member))
-    first = torch.full((count,), len(member)).scatter_reduce(0, member, place, "amin")
-    apart = member[group != group[first][member]].unique().numel()
-    if apart:
-        raise StageError(
-            f"{apart} of {count} trajectories have fragments in several groups, expected each in "
-            "one",
-            hint="Give all fragments of a trajectory the group of its prompt.",
-        )
-    return member, first
-
-
-def _cells(group: Tensor, step: Tensor) -> Tensor:
-    """Groups divided by the step of each sample."""
-    _, place = torch.unique(step, return_inverse=True)
-    cells: Tensor = group * (int(place.max()) + 1 if len(place) else 1) + place
-    return cells
 
 
 def _shaped(settings: RewardSettings, rewards: Tensor, given: RewardInputs) -> Tensor:
@@ -252,12 +205,6 @@ def _shaped(settings: RewardSettings, rewards: Tensor, given: RewardInputs) -> T
 
 
 def _less_costs(settings: RewardSettings, rewards: Tensor, given: RewardInputs) -> Tensor:
-    known: dict[str, Callable[[], Tensor | None]] = {
-        "output": lambda: given.trained,
-        "input": lambda: None if given.totals is None else given.totals - given.trained,
-        "turns": lambda: given.turns,
-    }
-    costs = [known[name]() for name in settings.costs]
-    there = [one.to(rewards.dtype) for one in costs if one is not None]
+    there = [one.to(rewards.dtype) for one in costs_of(settings, given)]
     weights = tuple(settings.costs.values())
     return cost_penalised_rewards(rewards, torch.stack(there, 1), given.group, weights=weights)

@@ -75,21 +75,48 @@ def gae_advantages(
     check_segments(kernel, rewards, offsets)
     check_shapes(kernel, rewards=(rewards, "N"), values=(values, "N"), loss_mask=(loss_mask, "N"))
     check_option(kernel, "masking rule", masking, GAE_RULES)
-    unmasked = loss_mask != 0 if masking != "through" else torch.ones_like(loss_mask).bool()
     discount = per_token(kernel, "gamma", gamma, offsets)
     decay = discount * per_token(kernel, "lam", lam, offsets)
-    x, v = rewards.double(), values.double()
-    if masking == "multiply":
-        x, v = torch.where(unmasked, x, 0.0), torch.where(unmasked, v, 0.0)
-    counted = unmasked | (masking != "carry")
-    last = torch.zeros(offsets.numel() - 1) if bootstrap is None else bootstrap
-    check_shapes(kernel, samples=(offsets.diff(), "S"), bootstrap=(last, "S"))
-    following = _next_values(v, counted, last.to(v), offsets)
+    counted, x, v, following = gae_terms(
+        rewards, values, loss_mask, offsets, masking=masking, bootstrap=bootstrap
+    )
     error = x + discount * following - v
     advantages = linear_scan(
         torch.where(counted, error, 0.0), torch.where(counted, decay, 1.0), offsets
     )
     return Gae(in_dtype_of(rewards, advantages), in_dtype_of(rewards, advantages + v))
+
+
+def gae_terms(
+    rewards: Tensor,
+    values: Tensor,
+    loss_mask: Tensor,
+    offsets: Tensor,
+    *,
+    masking: str,
+    bootstrap: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What an error is made of: the tokens that count, rewards, values and the values after them.
+
+    Args:
+        rewards: As of `gae_advantages`, and so are the others.
+        values: As there.
+        loss_mask: As there.
+        offsets: As there.
+        masking: As there.
+        bootstrap: As there.
+
+    Returns:
+        (N,) bool, and three (N,) float64.
+    """
+    unmasked = loss_mask != 0 if masking != "through" else torch.ones_like(loss_mask).bool()
+    x, v = rewards.double(), values.double()
+    if masking == "multiply":
+        x, v = torch.where(unmasked, x, 0.0), torch.where(unmasked, v, 0.0)
+    counted = unmasked | (masking != "carry")
+    last = torch.zeros(offsets.numel() - 1) if bootstrap is None else bootstrap
+    check_shapes("gae_advantages", samples=(offsets.diff(), "S"), bootstrap=(last, "S"))
+    return counted, x, v, _next_values(v, counted, last.to(v), offsets)
 
 
 def length_adaptive_lambda(lengths: Tensor, *, alpha: float) -> Tensor:

@@ -123,13 +123,13 @@ def normalise_rewards(
         level = raw - scored
         scored = torch.where(level <= 0.0, 0.0, scored / level)
     elif divisor != "none":
-        variance = _variance(raw, scored, spread_groups, divisor, ddof)
+        variance = variance_of(raw, scored, spread_groups, divisor, ddof)
         if divisor == "leave-one-out-std" or epsilon == 0.0:
             divided = torch.where(
-                variance == 0.0, scored, scored / _root(variance, epsilon, epsilon_place)
+                variance == 0.0, scored, scored / divisor_of(variance, epsilon, epsilon_place)
             )
         else:
-            divided = scored / _root(variance, epsilon, epsilon_place)
+            divided = scored / divisor_of(variance, epsilon, epsilon_place)
         fewest = 1 if divisor == "leave-one-out-std" else ddof
         alone = spread_groups.size[spread_groups.member] <= fewest
         own = scored / (1.0 + epsilon) if lone == "keep" else torch.full_like(scored, torch.nan)
@@ -174,7 +174,8 @@ def _less_baseline(raw: Tensor, groups: Groups, baseline: str, extra: Tensor) ->
     return centred * size / (size - 1.0)
 
 
-def _variance(raw: Tensor, scored: Tensor, groups: Groups, divisor: str, ddof: int) -> Tensor:
+def variance_of(raw: Tensor, scored: Tensor, groups: Groups, divisor: str, ddof: int) -> Tensor:
+    """(S,) The variance that a divisor is the root of; arguments as of `normalise_rewards`."""
     size = groups.size[groups.member]
     if divisor == "std-around-baseline":
         return groups.sum(scored**2)[groups.member] / (size - ddof)
@@ -184,10 +185,11 @@ def _variance(raw: Tensor, scored: Tensor, groups: Groups, divisor: str, ddof: i
     if divisor == "std":
         return squares / (size - ddof)
     others = (squares - centred**2 * size / (size - 1.0)).clamp(min=0.0)
-    return torch.where(_others_equal(raw, groups), 0.0, others / (size - 1.0 - ddof))
+    return torch.where(others_equal(raw, groups), 0.0, others / (size - 1.0 - ddof))
 
 
-def _root(variance: Tensor, epsilon: float, place: str) -> Tensor:
+def divisor_of(variance: Tensor, epsilon: float, place: str) -> Tensor:
+    """What is divided by where the variance is this; arguments as of `normalise_rewards`."""
     if place == "inside":
         return (variance + epsilon).sqrt()
     if place == "floored":
@@ -195,7 +197,7 @@ def _root(variance: Tensor, epsilon: float, place: str) -> Tensor:
     return variance.sqrt() + epsilon
 
 
-def _others_equal(raw: Tensor, groups: Groups) -> Tensor:
+def others_equal(raw: Tensor, groups: Groups) -> Tensor:
     """Mark the samples without which their group is constant: differences would leave a rest."""
     lowest = raw == groups.least(raw)[groups.member]
     highest = raw == -groups.least(-raw)[groups.member]

@@ -80,24 +80,24 @@ def optimal_token_advantages(
 
     sample, groups = sample_of(offsets), groups_of(group_index)
     position = torch.arange(sample.numel(), device=offsets.device) - offsets[:-1][sample]
-    cells = _cells(groups, sample, position, offsets)
+    cells = baseline_cells(groups, sample, position, offsets)
     baseline = (cells.sum(returns * path) / (cells.sum(path) + epsilon))[cells.member]
     counted = segment_sum(unmasked.double(), offsets)
-    end = _shared_length(groups, counted) if zero_tail else torch.full_like(counted, torch.inf)
+    end = shared_length(groups, counted) if zero_tail else torch.full_like(counted, torch.inf)
     alone = groups.size[groups.member] == 1.0
     has_baseline = (position < end[sample]) & ~alone[sample]
     result = torch.where(has_baseline, returns - baseline, returns)
     return in_dtype_of(rewards, torch.where(unmasked, result, 0.0))
 
 
-def _cells(groups: Groups, sample: Tensor, position: Tensor, offsets: Tensor) -> Groups:
+def baseline_cells(groups: Groups, sample: Tensor, position: Tensor, offsets: Tensor) -> Groups:
     """The tokens of one group at one position: a group has as many as its longest sample."""
     longest = -groups.least(-offsets.diff().double()).long()
     cell = (longest.cumsum(0) - longest)[groups.member][sample] + position
     return Groups(cell, cell.bincount().double())
 
 
-def _shared_length(groups: Groups, counted: Tensor) -> Tensor:
+def shared_length(groups: Groups, counted: Tensor) -> Tensor:
     """How far each sample shares its group: not at all an end, but for the one longest."""
     longest = -groups.least(-counted)[groups.member]
     leads = counted == longest

@@ -152,17 +152,29 @@ def discounted_returns(
     check_shapes(kernel, rewards=(rewards, "N"), loss_mask=(loss_mask, "N"))
     check_option(kernel, "masking rule", masking, RETURN_RULES)
     unmasked = loss_mask != 0
-    terms, decay = rewards.double(), per_token(kernel, "gamma", gamma, offsets)
-    if masking != "through":
-        terms = torch.where(unmasked, terms, 0.0)
-    if masking == "reset":
-        decay = torch.where(unmasked, decay, 0.0)
-    elif masking == "carry":
-        decay = torch.where(unmasked, decay, 1.0)
-    result = linear_scan(terms, decay, offsets)
+    counted, decay = return_decay(loss_mask, offsets, gamma=gamma, masking=masking)
+    result = linear_scan(torch.where(counted, rewards.double(), 0.0), decay, offsets)
     if zero_masked or masking in ("reset", "carry"):
         result = torch.where(unmasked, result, 0.0)
     return in_dtype_of(rewards, result)
+
+
+def return_decay(
+    loss_mask: Tensor, offsets: Tensor, *, gamma: Tensor | float, masking: str
+) -> tuple[Tensor, Tensor]:
+    """The tokens whose rewards count, (N,) bool, and what each discounts, (N,) float64.
+
+    Args:
+        loss_mask: As of `discounted_returns`, and so are the others.
+        offsets: As there.
+        gamma: As there.
+        masking: As there.
+    """
+    unmasked = loss_mask != 0
+    decay = per_token("discounted_returns", "gamma", gamma, offsets)
+    if masking in ("reset", "carry"):
+        decay = torch.where(unmasked, decay, 0.0 if masking == "reset" else 1.0)
+    return unmasked | (masking == "through"), decay
 
 
 def remax_advantages(

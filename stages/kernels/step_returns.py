@@ -47,21 +47,31 @@ def step_returns(
         trajectory_index=(trajectory_index, "S"),
         step_index=(step_index, "S"),
     )
+    order, offsets = in_steps(trajectory_index, step_index)
+    terms = rewards.double()[order]
+    result = torch.empty_like(terms)
+    result[order] = linear_scan(terms, torch.full_like(terms, gamma), offsets)
+    return in_dtype_of(rewards, result)
+
+
+def in_steps(trajectory_index: Tensor, step_index: Tensor) -> tuple[Tensor, Tensor]:
+    """Order steps by trajectory and place: (S,) where each is found, and where each begins.
+
+    Raises:
+        StageError: The steps of a trajectory are not 0, 1, 2, ... each once.
+    """
     _, member = torch.unique(trajectory_index, return_inverse=True)
     order = step_index.argsort(stable=True)
     order = order[member[order].argsort(stable=True)]
     lengths = torch.bincount(member)
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    expected = torch.arange(len(rewards), device=offsets.device) - offsets[:-1][member[order]]
+    expected = torch.arange(len(order), device=offsets.device) - offsets[:-1][member[order]]
     odd = step_index[order] != expected
     if bool(odd.any()):
         trajectories = torch.unique(member[order][odd]).numel()
         raise StageError(
-            f"{kernel}: the steps of {trajectories} of {lengths.numel()} trajectories are not 0, "
-            "1, 2, ... each once",
+            f"step_returns: the steps of {trajectories} of {lengths.numel()} trajectories are not "
+            "0, 1, 2, ... each once",
             hint="Capture every fragment of a trajectory, with its place in it.",
         )
-    terms = rewards.double()[order]
-    result = torch.empty_like(terms)
-    result[order] = linear_scan(terms, torch.full_like(terms, gamma), offsets)
-    return in_dtype_of(rewards, result)
+    return order, offsets

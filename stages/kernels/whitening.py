@@ -86,7 +86,7 @@ def whiten(
     check_option(kernel, "short rule", short, SHORT_RULES)
     check_ddof(kernel, ddof)
     unmasked = loss_mask != 0
-    sets = _sets(values, set_index)
+    sets = sets_of(values, set_index)
     count = sets.sum(unmasked.double())
     _check_counts(count, ddof + 1 if scale else 1, short)
 
@@ -102,7 +102,7 @@ def whiten(
         else:
             squares = torch.where(unmasked, centred**2, 0.0)
             variance = sets.sum(squares) / free
-        centred = centred / _divisor(variance, epsilon, form)[sets.member]
+        centred = centred / divisor_of(variance, epsilon, form)[sets.member]
     if zero_masked:
         centred = torch.where(unmasked, centred, 0.0)
     if short == "keep":
@@ -141,7 +141,8 @@ def clip_advantages(advantages: Tensor, *, low: float | None, high: float | None
     return advantages.clamp(low, high)
 
 
-def _sets(values: Tensor, set_index: Tensor | None) -> Groups:
+def sets_of(values: Tensor, set_index: Tensor | None) -> Groups:
+    """The sets of tokens that share statistics: all of them if none are named."""
     if set_index is not None:
         check_shapes("whiten", values=(values, "N"), set_index=(set_index, "N"))
         return groups_of(set_index)
@@ -169,7 +170,8 @@ def _one_pass_variance(sets: Groups, counted: Tensor, count: Tensor) -> Tensor:
     return torch.where(variance < 0.0, torch.nan, variance)
 
 
-def _divisor(variance: Tensor, epsilon: float, form: str) -> Tensor:
+def divisor_of(variance: Tensor, epsilon: float, form: str) -> Tensor:
+    """What is divided by where the variance is this; arguments as of `whiten`."""
     if form == "std":
         return variance.sqrt() + epsilon
     if form == "floored":

@@ -78,7 +78,7 @@ class ComposedTrainer(RewardTrainer):
     def _estimated(self, kl: Rows) -> tuple[Rows, Rows]:
         settings, masks = self.settings.advantage, self.estimating
         coef = self.settings.kl.coef if settings.kl_in_reward else 0.0
-        rewards = [float(one.reward or 0.0) for one in self.samples]
+        rewards = [self.number(one.reward or 0.0) for one in self.samples]
         by_token = settings.reward_source == "token"
         own = self.column("token_rewards") if by_token else []
         if settings.estimator == "opd":
@@ -165,6 +165,8 @@ class ComposedTrainer(RewardTrainer):
             found.append([next(left) if m else 0.0 for m in mask])
         return found, returns
 
+    whiten = staticmethod(whiten)
+
     def _whitened(self, advantages: Rows) -> Rows:
         settings, masks = self.settings.advantage, self.estimating
         sets = {
@@ -174,7 +176,7 @@ class ComposedTrainer(RewardTrainer):
             "sample": list(range(len(masks))),
         }[settings.whiten]
         index = [one for one, row in zip(sets, advantages, strict=True) for _ in row]
-        flat = whiten(
+        flat = self.whiten(
             [one for row in advantages for one in row],
             [one for row in masks for one in row],
             index,

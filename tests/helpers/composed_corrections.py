@@ -1,7 +1,7 @@
 """Samples on ranks, what each weighs against the sampler, and what is rejected: plain loops."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -45,6 +45,9 @@ class LossRows:
         shares: The samples of each rank, in row order.
     """
 
+    # What a trainer computes in.
+    number: Callable[[float], float] = float
+
     def __init__(self, settings: Settings, shares: Shares) -> None:
         self.settings = settings
         self.shares = shares
@@ -55,7 +58,8 @@ class LossRows:
     def column(self, name: str) -> Rows:
         """A token column of every sample."""
         if name not in self._columns:
-            self._columns[name] = [one.columns[name].double().tolist() for one in self.samples]
+            rows = [one.columns[name].double().tolist() for one in self.samples]
+            self._columns[name] = [[self.number(one) for one in row] for row in rows]
         return self._columns[name]
 
     def record(self, name: str, rows: Rows) -> None:

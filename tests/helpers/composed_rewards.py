@@ -32,7 +32,8 @@ class RewardTrainer(LossTrainer):
     def _parts(self) -> list[list[float]]:
         names = sorted(self.settings.reward.weights)
         return [
-            [(one.components or {}).get(name, math.nan) for name in names] for one in self.samples
+            [self.number((one.components or {}).get(name, math.nan)) for name in names]
+            for one in self.samples
         ]
 
     @property
@@ -107,12 +108,10 @@ class RewardTrainer(LossTrainer):
             return raw
         groups, batch = self.groups(), [0] * len(raw)
         if settings.rule == "gpg":
-            return gpg_rewards(raw, groups, batch, settings.gpg_norm)
+            return self.gpg(raw, groups, batch)
         if settings.rule == "pass@k":
-            return pass_at_k_rewards(
-                raw, groups, divide_by_std=settings.divide_by_std, epsilon=settings.epsilon
-            )
-        scored = normalise_rewards(
+            return self.pass_at_k(raw, groups)
+        scored = self.normalise(
             raw,
             groups,
             baseline=settings.baseline,
@@ -130,6 +129,18 @@ class RewardTrainer(LossTrainer):
             greedy_rewards=[one.greedy_reward or 0.0 for one in self.samples],
         )
         return scored if settings.rescale == "none" else self._rescaled(raw, scored)
+
+    normalise = staticmethod(normalise_rewards)
+    decouple = staticmethod(decoupled_rewards)
+
+    def gpg(self, raw: list[float], groups: list[int], batch: list[int]) -> list[float]:
+        """Rewards by the rule gpg."""
+        return gpg_rewards(raw, groups, batch, self.settings.reward.gpg_norm)
+
+    def pass_at_k(self, raw: list[float], groups: list[int]) -> list[float]:
+        """Rewards by the rule pass@k."""
+        own = self.settings.reward
+        return pass_at_k_rewards(raw, groups, divide_by_std=own.divide_by_std, epsilon=own.epsilon)
 
     def _rescaled(self, raw: list[float], scored: list[float]) -> list[float]:
         settings = self.settings.reward
@@ -152,7 +163,7 @@ class RewardTrainer(LossTrainer):
 
     def _normalised(self) -> list[float]:
         settings = self.settings.reward
-        return decoupled_rewards(
+        return self.decouple(
             self._parts,
             self._given_weights,
             self.groups(),
@@ -167,7 +178,7 @@ class RewardTrainer(LossTrainer):
         )
 
     def _shaped(self, sample: Sample) -> float:
-        settings, reward = self.settings.reward, sample.raw_reward
+        settings, reward = self.settings.reward, self.number(sample.raw_reward)
         if settings.overlong_max_length is not None:
             start = settings.overlong_max_length - settings.overlong_buffer
             over = sample.length - start

@@ -66,9 +66,14 @@ class Draw:
         seed: Everything follows from it.
         named: Compositions of settings by name, from which a draw takes some.
         stages: Stages that have to be recomputable under what is drawn.
+        hard: Whether float32 has a hard time: rewards and values far from 0 for their spread,
+            groups that no sum of is exact, long responses.
     """
 
-    def __init__(self, seed: int, named: Mapping[str, Changes], stages: Sequence[str]) -> None:
+    def __init__(
+        self, seed: int, named: Mapping[str, Changes], stages: Sequence[str], *, hard: bool = False
+    ) -> None:
+        self.hard = hard
         self.choose = random.Random(seed)
         self.numbers = np.random.default_rng(seed)
         self.named = named
@@ -90,7 +95,9 @@ class Draw:
 
     def _settings(self, profile: str | None, needed: Changes) -> Settings | None:
         own = {
-            "reward.n_samples_per_prompt": self.choose.choice([2, 3, 4]),
+            "reward.n_samples_per_prompt": self.choose.choice(
+                [2, 3, 4] if not self.hard else [2, 4, 7, 8, 16]
+            ),
             "loss.entropy_coef": 0.01,
             "kl.coef": 0.1,
             "loss.eps_clip_high": 0.28,
@@ -124,6 +131,9 @@ class Draw:
         size = own.n_samples_per_prompt or self.choose.choice([2, 3, 4])
         groups, ranks = self.choose.randint(*groups_between), self.choose.choice([1, 1, 2, 3])
         longest = self.choose.choice([2, 5, 5, 8, 40]) if self.choose.random() < 0.9 else 1
+        if self.hard:
+            longest = self.choose.choice([2, 8, 40, 300])
+        level, width = self._level(), self.choose.choice([1.0, 1.0, 1e-3]) if self.hard else 1.0
         steps = own.unit == "step"
         found: dict[int, list[Sample]] = {}
         number = 0
@@ -133,7 +143,8 @@ class Draw:
             first = self.choose.choice([0.0, 1.0, 0.25, self.choose.random()])
             for member in range(size * (2 if steps else 1)):
                 raw = first if constant else self.choose.choice([0.0, 1.0, self.choose.random()])
-                one = Sample(f"s-{number}", f"g-{group}", self._mask(longest, member == 0), raw)
+                mask = self._mask(longest, member == 0)
+                one = Sample(f"s-{number}", f"g-{group}", mask, level + width * raw)
                 one.trajectory_id, one.fragment_index = f"t-{number // 2}", number % 2
                 self._place(one)
                 found.setdefault(rank, []).append(one)
@@ -145,6 +156,10 @@ class Draw:
             for row, one in enumerate(own_samples):
                 one.micro_batch_id = f"mb-{row // batch:04d}"
         return {rank: found[rank] for rank in sorted(found)}
+
+    def _level(self) -> float:
+        """Where rewards and values lie."""
+        return self.choose.choice([0.0, 0.3, -5.0, 100.0]) if self.hard else 0.0
 
     def _place(self, one: Sample) -> None:
         """Which agent it is of, how it ended, and what the trainer kept for it."""
@@ -180,8 +195,8 @@ class Draw:
         values |= {
             "entropy": np.abs(normal(0.5, 0.5, count)),
             "values": normal(0.0, 0.6, count),
-            "old_values": normal(0.0, 0.5, count),
-            "token_rewards": normal(0.0, 0.5, count),
+            "old_values": normal(0.0, 0.5, count) + self._level(),
+            "token_rewards": normal(0.0, 0.5, count) + self._level() / 4.0,
             "sum_pi_squared": self.numbers.uniform(0.0, 1.0, count),
         }
         lengths = [one.length for one in samples]
