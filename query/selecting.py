@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, TypedDict
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypedDict
 
 
 class CohortNames(TypedDict, total=False):
@@ -34,3 +34,26 @@ class Selecting(SampleNames, total=False):
     stages: Sequence[str]
     closure: Literal["group", "cohort"] | None
     allow_partial: bool
+
+
+class Paired(TypedDict, total=False):
+    """How train is held against rollout; each as `trajreplay.query.mismatch.Pairing` has it."""
+
+    runs: Sequence[str]
+    pair: str
+    any_version: bool
+    memory_bytes: int
+    threads: int | None
+    progress: Callable[[int, int], None] | None
+
+
+class PairedSamples(SampleNames, Paired, total=False):
+    """The same, and of which samples."""
+
+    allow_partial: bool
+
+
+def parted(asked: PairedSamples) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What selects samples, and how train is held against rollout."""
+    paired = {name: one for name, one in asked.items() if name in Paired.__annotations__}
+    return {name: one for name, one in asked.items() if name not in paired}, paired

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from trajreplay.query.capture_sets import CaptureSet
-from trajreplay.query.catalog import Catalog, Cohort
+from trajreplay.query.catalog import Catalog
 from trajreplay.query.experts.captured import Experts, RoutedRows, expert_columns, routed_rows
+from trajreplay.query.experts.sides import Generated, Lists, Place, Side
 from trajreplay.query.mismatch.pair import Origins, Pair
 from trajreplay.query.reading import read_columns
 from trajreplay.query.row_masks import Mask, SelectedSet
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError, QueryError
-from trajreplay.schema.identity import DATA, CaptureKey
-from trajreplay.schema.lists import elements, lengths_of
-from trajreplay.schema.tables import ROLLOUTS, SAMPLE_TABLES
+from trajreplay.schema.tables import SAMPLE_TABLES
 
 # Whose choices belong to a column of log-probs: those of the forward pass that made it.
 EXPERTS_OF = {
@@ -29,8 +27,6 @@ EXPERTS_OF = {
     "log_probs": "experts",
 }
 _SOURCE = ("source_attempt", "source_rollout_id", "sample_id")
-_KEPT = 4  # captures of rollouts whose choices are in memory at once
-_KEPT_INDEXES = 32
 
 
 class PairedTokens(NamedTuple):
@@ -46,20 +42,6 @@ class PairedTokens(NamedTuple):
     trainer: Experts
     sampler: Experts
     layers: tuple[int, ...]
-
-
-class Side(NamedTuple):
-    """What one side has of a sample.
-
-    Args:
-        experts: (T, L, K) int16. None where it has none.
-        layers: (L,) Their numbers.
-        log_probs: (N,) float32. Of its response tokens.
-    """
-
-    experts: Any
-    layers: tuple[int, ...]
-    log_probs: Any
 
 
 @dataclass
@@ -88,8 +70,7 @@ class PairedReading:
             )
         self.origins = Origins(self.pair)
         self.names = tuple(EXPERTS_OF[one] for one in self.pair.columns)  # trainer, sampler
-        self._rollout = lru_cache(maxsize=_KEPT_INDEXES)(self._read_index)
-        self._generated = lru_cache(maxsize=_KEPT)(self._read_generated)
+        self._generated = Generated(self.catalog, self.names[1], self.pair.sampler)
 
     def level(self, sets: Sequence[CaptureSet]) -> str:
         """Steps, if any of them holds the trainer's choices; else rollouts."""
@@ -138,7 +119,6 @@ class PairedReading:
         self, piece: RoutedRows, samples: pa.Table, chosen: Any, version: int | None
     ) -> Iterator[PairedTokens]:
         lists = {name: Lists(samples[name]) for name in (*self.pair.columns, "loss_mask")}
-        spans = samples["weight_versions"].to_pylist() if version is not None else []
         parts: dict[tuple[int, ...], list[tuple[Any, Experts, Experts]]] = {}
         for row in range(len(piece.sample_ids)):
             if not chosen[piece.start + row]:
@@ -152,7 +132,7 @@ class PairedReading:
             first = int(piece.total[row] - piece.response[row]) - 1
             kept[: max(-first, 0)] = False
             if version is not None:
-                kept = self._of_version(kept, spans[row], version)
+                kept = self._of_version(kept, self._spans(piece.entry, samples, row), version)
             places = np.flatnonzero(kept)
             delta = np.abs(mine.log_probs[places].astype(np.float64) - theirs.log_probs[places])
             places += first
@@ -161,6 +141,19 @@ class PairedReading:
         for layers, found in parts.items():
             delta, left, right = (np.concatenate(one) for one in zip(*found, strict=True))
             yield PairedTokens(delta, left, right, layers)
+
+    def _spans(self, entry: Entry, samples: pa.Table, row: int) -> Any:
+        """By which weights a sample was sampled, as the step says or else its rollout."""
+        own = samples["weight_versions"][row].as_py()
+        place = self._place(entry, samples, row) if own is None else None
+        return own if place is None else place.spans
+
+    def _place(self, entry: Entry, samples: pa.Table, row: int) -> Place | None:
+        """Where the rollout has a sample that a step consumed."""
+        if entry.key.kind != "step":
+            return None
+        attempt, rollout, sample_id = (samples[name][row].as_py() for name in _SOURCE)
+        return self._generated.place(entry.key.run_id, attempt, rollout, sample_id)
 
     def _sides(
         self, piece: RoutedRows, samples: pa.Table, lists: Mapping[str, Lists], row: int
@@ -173,7 +166,8 @@ class PairedReading:
         if sampler.log_probs is not None:
             self.origins.add(self.pair.sampler, piece.entry)
         if sampler.experts is None or sampler.log_probs is None:
-            sampler = self._filled(piece.entry, samples, row, sampler)
+            place = self._place(piece.entry, samples, row)
+            sampler = sampler if place is None else self._filled(sampler, place)
         if any(one is None for one in (*trainer, *sampler)):
             self.samples_without += 1
             return None
@@ -186,17 +180,11 @@ class PairedReading:
     def _own(piece: RoutedRows, name: str, row: int) -> Experts | None:
         return piece.choices[name].of(row) if name in piece.choices else None
 
-    def _filled(self, entry: Entry, samples: pa.Table, row: int, own: Side) -> Side:
+    def _filled(self, own: Side, place: Place) -> Side:
         """What a step lacks of the sampler, taken from the rollout that the sample came from."""
-        if entry.key.kind != "step":
-            return own
-        attempt, rollout, sample_id = (samples[name][row].as_py() for name in _SOURCE)
-        key, number = self._rollout(entry.key.run_id, attempt, rollout).get(sample_id, (None, 0))
-        if key is None:
-            return own
-        there = self._generated(key)[number]
+        there = self._generated.side(place)
         if own.log_probs is None and there.log_probs is not None:
-            self.origins.add(self.pair.sampler, self.catalog.entry(key))
+            self.origins.add(self.pair.sampler, self.catalog.entry(place.key))
         if own.experts is None:
             own = own._replace(experts=there.experts, layers=there.layers)
         return own if own.log_probs is not None else own._replace(log_probs=there.log_probs)
@@ -232,52 +220,3 @@ class PairedReading:
                 same[span["start"] : span["stop"]] = False
         self.of_other_version += int(kept.sum() - same.sum())
         return same
-
-    def _read_index(
-        self, run_id: str, attempt: int, rollout: int
-    ) -> dict[str, tuple[CaptureKey, int]]:
-        """Where the samples of a rollout lie: the capture and the row."""
-        found: dict[str, tuple[CaptureKey, int]] = {}
-        for key in self.catalog.by_cohort.get(Cohort(run_id, attempt, rollout, None), ()):
-            entry = self.catalog.entry(key)
-            if key.part == DATA and entry.owner and entry.rows:
-                ids = read_columns(self.catalog.store, entry, ROLLOUTS, ["sample_id"])
-                names = ids["sample_id"].to_pylist()
-                found |= {name: (key, number) for number, name in enumerate(names)}
-        return found
-
-    def _read_generated(self, key: CaptureKey) -> list[Side]:
-        """What the sampler has of every sample of a rollout's capture."""
-        entry, store = self.catalog.entry(key), self.catalog.store
-        name, column = self.names[1], self.pair.sampler
-        lists = Lists(read_columns(store, entry, ROLLOUTS, [column])[column])
-        if name not in expert_columns(entry):
-            return [Side(None, (), lists.of(row)) for row in range(entry.rows)]
-        return [
-            Side(piece.choices[name].of(row), piece.layer_numbers, lists.of(piece.start + row))
-            for piece in routed_rows(store, entry, [name])
-            for row in range(len(piece.sample_ids))
-        ]
-
-
-class Lists:
-    """A column of lists as arrays.
-
-    Args:
-        column: The column.
-    """
-
-    def __init__(self, column: pa.ChunkedArray) -> None:
-        chunks = column.chunks
-        none = np.empty(0, np.int64)
-        self._values = np.concatenate(
-            [elements(chunk).to_numpy(zero_copy_only=False) for chunk in chunks] or [none]
-        )
-        self._lengths = np.concatenate([lengths_of(chunk) for chunk in chunks] or [none])
-        self._ends = np.cumsum(self._lengths)
-        self._valid = np.asarray(column.is_valid())
-
-    def of(self, row: int) -> Any:
-        """The list of a row, None of one without."""
-        end = self._ends[row]
-        return self._values[end - self._lengths[row] : end] if self._valid[row] else None

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
-from typing import Literal
+from typing import Literal, Unpack
 
 import pyarrow as pa
 
 from trajreplay.query.catalog import Catalog
-from trajreplay.query.connection import MEMORY_BYTES, connect_empty, interruptible
+from trajreplay.query.connection import connect_empty, interruptible
 from trajreplay.query.mismatch.captured import Reading, Step
 from trajreplay.query.mismatch.compare import COMPARISON, comparison
-from trajreplay.query.mismatch.pair import DEFAULT_PAIR, Pair
+from trajreplay.query.mismatch.pair import Pair
+from trajreplay.query.mismatch.pairing import Pairing, usable
 from trajreplay.query.mismatch.plan import SumPlan
 from trajreplay.query.mismatch.report import MismatchFinding, MismatchReport
 from trajreplay.query.mismatch.summary import Summary, group_columns, schema, summarise
 from trajreplay.query.mismatch.sums import TokenSums
-from trajreplay.query.row_masks import SelectedSet
-from trajreplay.query.selection import Selected, Selection, select
-from trajreplay.schema.errors import DatasetError, QueryError, listed
+from trajreplay.query.selecting import Paired
+from trajreplay.query.selection import Selected, Selection
+from trajreplay.schema.errors import QueryError
 
 Level = Literal["step", "rollout"]
 DEFAULT_THRESHOLDS = (0.5, 1.0)
@@ -44,36 +45,25 @@ def mismatch(
     catalog: Catalog,
     selection: Selection | None = None,
     *,
-    runs: Sequence[str] = (),
     by: Sequence[str] = (),
-    pair: str = DEFAULT_PAIR,
     level: Level | None = None,
     thresholds: Sequence[float] = DEFAULT_THRESHOLDS,
     cap: float = DEFAULT_CAP,
-    any_version: bool = False,
-    memory_bytes: int = MEMORY_BYTES,
-    threads: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    **paired: Unpack[Paired],
 ) -> MismatchReport:
     """Statistics of the difference between the trainer's and the sampler's log-probs.
 
     Args:
         catalog: The lake.
         selection: Which samples; all if omitted. Its run is one of `runs`.
-        runs: The runs, side by side, the first the one that others are compared with; all of the
-            lake if empty.
         by: What the tokens of a run are grouped by: rollout, step, rank, weight_version, position
             or length, the last two in powers of two from 256 on.
-        pair: The columns compared, `TRAINER:SAMPLER`.
         level: Whether steps, as consumed, or rollouts are read; by default steps, where they or
             their rollouts hold the pair.
         thresholds: |d| beyond which tokens are counted, in nats.
         cap: Where importance ratios are truncated.
-        any_version: Count tokens, too, that are known to be sampled by other weights than those
-            that recomputed them.
-        memory_bytes: What DuckDB may take before it spills.
-        threads: Threads of DuckDB; no result depends on it.
-        progress: Called with the capture sets read and all of them.
+        paired: As of `Pairing`: `runs`, `pair`, `any_version`, `memory_bytes`, `threads`,
+            `progress`.
 
     Returns:
         Statistics by run and group, their comparison, and findings.
@@ -82,25 +72,20 @@ def mismatch(
         QueryError: The selection is wrong or holds no pair.
         DatasetError: One column is a copy of the other, or a file is not what its entry says.
     """
-    wanted = selection or Selection()
-    names = list(dict.fromkeys(runs or ([wanted.run] if wanted.run else catalog.runs)))
-    if not names:
-        raise QueryError("the lake holds no run")
-    plan = _plan(by, thresholds, cap, any_version=any_version)
-    columns = Pair.parse(pair)
-    chosen = {one: select(catalog, replace(wanted, run=one)) for one in names}
+    pairing = Pairing(**paired)
+    plan = _plan(by, thresholds, cap, any_version=pairing.any_version)
+    columns = Pair.parse(pairing.pair)
+    chosen = pairing.chosen(catalog, selection)
     done = 0
     sets = sum(map(len, chosen.values()))
     measured: dict[str, _Measured] = {}
     for run_id, selected in chosen.items():
-
-        def count(number: int, before: int = done) -> None:
-            if progress is not None:
-                progress(before + number, sets)
-
+        count = pairing.counting(done, sets)
         reading = Reading(catalog, columns, by_length="length" in by, with_versions=plan.by_version)
         with (
-            connect_empty(catalog.store.folder, memory_bytes, threads) as connection,
+            connect_empty(
+                catalog.store.folder, pairing.memory_bytes, pairing.threads
+            ) as connection,
             interruptible(connection) as run,
         ):
             sums = TokenSums(connection, run, plan)
@@ -112,7 +97,7 @@ def mismatch(
         pair="; ".join(dict.fromkeys(one.pair for one in measured.values())),
         levels={run_id: one.level for run_id, one in measured.items()},
         table=pa.Table.from_pylist(rows, schema=schema(by, plan.thresholds)),
-        comparison=comparison(by_step) if len(names) > 1 else COMPARISON.empty_table(),
+        comparison=comparison(by_step) if len(chosen) > 1 else COMPARISON.empty_table(),
         by_step=by_step,
         steps={run_id: one.summary.steps for run_id, one in measured.items()},
         without={run_id: one.without for run_id, one in measured.items()},
@@ -152,8 +137,7 @@ def _measure(
     sets = [selected.sets[cohort] for cohort in selected.cohorts]
     taken = level or reading.level(sets)
     left_out: list[str] = []
-    cohorts = [one for one in selected.cohorts if (one.step_id is None) == (taken == "rollout")]
-    for piece in reading.pieces(_usable(selected, cohorts, left_out, count)):
+    for piece in reading.pieces(usable(selected, taken, left_out, count)):
         sums.add(piece)
     if not sums.parts:
         raise _nothing(run_id, taken, reading, sums, left_out)
@@ -161,21 +145,6 @@ def _measure(
     found = list(_findings(run_id, reading, sums, summary, left_out))
     pair = f"{reading.origins}, of {taken}s"
     return _Measured(summary, taken, pair, reading.without, tuple(found))
-
-
-def _usable(
-    selected: Selected, cohorts: Sequence[object], left_out: list[str], count: Callable[[int], None]
-) -> Iterator[SelectedSet]:
-    for number, cohort in enumerate(cohorts, 1):
-        one = selected.of(cohort)  # type: ignore[arg-type]
-        if one.problems:
-            raise DatasetError(f"{cohort}: {listed(one.problems)}")
-        refusals = one.captures.refusals(allow_partial=selected.selection.allow_partial)
-        if refusals:
-            left_out.append(f"{cohort}: {refusals[0]}")
-        else:
-            yield one
-        count(number)
 
 
 def _nothing(
@@ -203,7 +172,7 @@ def _findings(
 ) -> Iterator[MismatchFinding]:
     trainer, sampler = reading.pair.columns
     for severity, text in reading.origins.remarks():
-        yield MismatchFinding(severity, run_id, text)  # type: ignore[arg-type]
+        yield MismatchFinding(severity, run_id, text)
     equal = summary.equal_steps
     if len(equal) == len(summary.steps):
         yield MismatchFinding(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 from trajreplay.schema.entry import Entry, LogProbOrigin
 from trajreplay.schema.errors import DatasetError, QueryError
 from trajreplay.schema.tables import STEPS
 
+Severity = Literal["error", "warning", "info"]
 COPY = "copy:"
 DEFAULT_PAIR = "old_log_probs:rollout_log_probs"
 _UNKNOWN = "origin not recorded"
@@ -97,7 +99,7 @@ class Origins:
                 source=origin.source,
             )
 
-    def remarks(self) -> Iterator[tuple[str, str]]:
+    def remarks(self) -> Iterator[tuple[Severity, str]]:
         """What is to be said of the origins: severity and text."""
         for column, found in self.sources.items():
             if "interpolated" in found:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 
+from trajreplay.query.mismatch.pair import Severity
 from trajreplay.query.mismatch.plan import over
 from trajreplay.query.mismatch.statistics import QUANTILES, STATISTICS
 
@@ -22,7 +23,7 @@ class MismatchFinding:
         message: What was found.
     """
 
-    severity: Literal["error", "warning", "info"]
+    severity: Severity
     run_id: str
     message: str
 

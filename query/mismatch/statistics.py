@@ -1,8 +1,7 @@
 """The statistics of a mismatch, declared once: name, formula, origin, how it is finished.
 
 `d` is the difference of a token, trainer minus sampler; M a mean over valid tokens, S over
-sequences; everything is in nats or without a unit. Each is finished from sums that DuckDB takes
-over the tokens of one sample (`TOKEN_SUMS`), and over sequences (`SEQUENCE_SUMS`).
+sequences; everything is in nats or without a unit. Each is finished from `partial_sums`.
 """
 
 from __future__ import annotations
@@ -128,11 +127,7 @@ STATISTICS: tuple[Statistic, ...] = (
     ),
     Statistic("equal_tokens", "tokens with d = 0", "", value_of("equal"), is_count=True),
     Statistic(
-        "non_finite_tokens",
-        "valid tokens whose d is not finite",
-        "",
-        value_of("odd"),
-        is_count=True,
+        "non_finite_tokens", "valid tokens, d not finite", "", value_of("odd"), is_count=True
     ),
     Statistic(
         "sequences",

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from trajreplay.query import MismatchReport
     from trajreplay.query.differences import DiffReport
     from trajreplay.query.experts import AgreementReport
-    from trajreplay.query.selecting import SampleNames
+    from trajreplay.query.selecting import PairedSamples
 
 
 class Compared(Opened):
@@ -58,39 +58,28 @@ class Compared(Opened):
         self,
         where: str | None = None,
         *,
-        runs: Sequence[str] = (),
         by: Sequence[str] = (),
-        pair: str = "old_log_probs:rollout_log_probs",
         level: Literal["step", "rollout"] | None = None,
         thresholds: Sequence[float] = (0.5, 1.0),
         cap: float = 2.0,
-        any_version: bool = False,
-        allow_partial: bool = False,
-        memory_bytes: int = 2 << 30,
-        threads: int | None = None,
-        progress: Callable[[int, int], None] | None = None,
-        **selecting: Unpack[SampleNames],
+        **asked: Unpack[PairedSamples],
     ) -> MismatchReport:
         """Measure how far the trainer's log-probs are from the sampler's, run beside run.
 
         Args:
             where: One boolean SQL expression over the rows of `rollouts` and of `steps`.
-            runs: The runs; the others are compared with the first. All of the lake if empty.
             by: What the tokens of a run are grouped by: rollout, step, rank, weight_version,
                 position or length, the last two in powers of two from 256 on.
-            pair: The columns compared, `TRAINER:SAMPLER`.
             level: Whether steps, as consumed, or rollouts are read; by default steps, where they
                 or their rollouts hold the pair.
             thresholds: Absolute differences beyond which tokens are counted, in nats.
             cap: Where importance ratios are truncated.
-            any_version: Count tokens, too, that are known to be sampled by other weights than
-                those that recomputed them.
-            allow_partial: Read incomplete capture sets as far as they go.
-            memory_bytes: What DuckDB may take before it spills.
-            threads: Threads of DuckDB; no result depends on it.
-            progress: Called with the capture sets read and all of them.
-            selecting: As of `trajreplay.query.Selection`: `attempt`, `rollouts`, `steps`,
-                `ranks`, `samples`, `groups`, `batches`.
+            asked: `runs`, the others compared with the first, all of the lake if empty; `pair`,
+                `TRAINER:SAMPLER`, by default old_log_probs:rollout_log_probs; `any_version` to
+                count tokens of other weights, too; `memory_bytes` and `threads` of DuckDB;
+                `progress`, called with the capture sets read and all of them. And as of
+                `trajreplay.query.Selection`: `attempt`, `rollouts`, `steps`, `ranks`, `samples`,
+                `groups`, `batches`, `allow_partial`.
 
         Returns:
             `report.table`, one row a run and group; `report.comparison`; `report.findings`.
@@ -100,52 +89,29 @@ class Compared(Opened):
             DatasetError: One column is a copy of the other, or a file is not what its entry says.
         """
         from trajreplay.query import Selection, mismatch
+        from trajreplay.query.selecting import parted
 
-        selection = Selection.of(where, selecting, allow_partial=allow_partial)
+        selecting, paired = parted(asked)
         return mismatch(
             self._catalog,
-            selection,
-            runs=runs,
+            Selection.of(where, selecting),
             by=by,
-            pair=pair,
             level=level,
             thresholds=thresholds,
             cap=cap,
-            any_version=any_version,
-            memory_bytes=memory_bytes,
-            threads=threads,
-            progress=progress,
+            **paired,
         )
 
     def route_agreement(
-        self,
-        where: str | None = None,
-        *,
-        runs: Sequence[str] = (),
-        pair: str = "old_log_probs:rollout_log_probs",
-        threshold: float = 0.5,
-        any_version: bool = False,
-        allow_partial: bool = False,
-        memory_bytes: int = 2 << 30,
-        threads: int | None = None,
-        progress: Callable[[int, int], None] | None = None,
-        **selecting: Unpack[SampleNames],
+        self, where: str | None = None, *, threshold: float = 0.5, **asked: Unpack[PairedSamples]
     ) -> AgreementReport:
         """Hold the experts that the sampler chose against the trainer's, layer by layer.
 
         Args:
             where: One boolean SQL expression over the rows of `rollouts` and of `steps`.
-            runs: The runs, side by side. All of the lake if empty.
-            pair: The columns of log-probs, `TRAINER:SAMPLER`; with them go the choices of the
-                same forward pass: `rollout_experts`, `old_experts`, `experts`.
             threshold: Absolute difference beyond which tokens are counted, in nats.
-            any_version: Count tokens, too, that are known to be sampled by other weights than
-                those that recomputed them.
-            allow_partial: Read incomplete capture sets as far as they go.
-            memory_bytes: What DuckDB may take before it spills.
-            threads: Threads of DuckDB; no result depends on it.
-            progress: Called with the capture sets read and all of them.
-            selecting: As of `mismatch`.
+            asked: As of `mismatch`; with the pair of log-probs go the choices of the same forward
+                pass: `rollout_experts`, `old_experts`, `experts`.
 
         Returns:
             `report.table`, one row a layer of a run, and one over all layers; `report.findings`.
@@ -156,15 +122,8 @@ class Compared(Opened):
         """
         from trajreplay.query import Selection
         from trajreplay.query.experts import route_agreement
+        from trajreplay.query.selecting import parted
 
-        return route_agreement(
-            self._catalog,
-            Selection.of(where, selecting, allow_partial=allow_partial),
-            runs=runs,
-            pair=pair,
-            threshold=threshold,
-            any_version=any_version,
-            memory_bytes=memory_bytes,
-            threads=threads,
-            progress=progress,
-        )
+        selecting, paired = parted(asked)
+        selection = Selection.of(where, selecting)
+        return route_agreement(self._catalog, selection, threshold=threshold, **paired)

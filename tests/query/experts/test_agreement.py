@@ -251,6 +251,77 @@ def test_tokens_of_other_weights_are_left_out_unless_asked_for(lake: Lake) -> No
     assert agreement(lake, any_version=True).table["tokens"].to_pylist() == [3, 3]
 
 
+@settings(max_examples=20)
+@given(
+    versions=st.lists(st.tuples(st.integers(6, 8), st.integers(1, 3)), min_size=1, max_size=4),
+    told_by=st.sampled_from(["rollout", "step", "both", "none"]),
+    sampler_in_step=st.booleans(),
+    trainer=st.integers(6, 8),
+)
+def test_weights_count_whoever_says_which_sampled_a_token(
+    tmp_path_factory: pytest.TempPathFactory,
+    versions: list[tuple[int, int]],
+    told_by: str,
+    sampler_in_step: bool,
+    trainer: int,
+) -> None:
+    """What the step does not say of a sample its rollout does, whatever else the step has."""
+    lake = Lake.create(tmp_path_factory.mktemp("weights") / "lake")
+    weights = [version for version, tokens in versions for _ in range(tokens)]
+    ends = np.cumsum([tokens for _, tokens in versions]).tolist()
+    spans = [
+        (end - tokens, end, version) for end, (version, tokens) in zip(ends, versions, strict=True)
+    ]
+    routes = healthy([1 + len(weights)], 1, 2)
+    values = [np.full(len(weights), -1.0, np.float32)]
+
+    def hand_over(level: str, *, sampler: bool, trained: bool) -> Any:
+        told = {"weight_versions": spans} if told_by in (level, "both") else {}
+
+        def use(capture: Any) -> None:
+            capture.samples([sample(0, len(weights), **told)])
+            if sampler:
+                capture.tensor("rollout_log_probs", values, source="sampler")
+                capture.routes("rollout_experts", routes)
+            if trained:
+                capture.tensor(
+                    "old_log_probs", [values[0] - 1], source="trainer", weight_version=trainer
+                )
+                capture.routes("old_experts", routes)
+
+        return use
+
+    record(lake, hand_over("rollout", sampler=True, trained=False))
+    record(lake, hand_over("step", sampler=sampler_in_step, trained=True), step_id=0)
+    counted = len(weights) if told_by == "none" else weights.count(trainer)
+    left = len(weights) - counted
+    measured = lake_tokens(lake)
+    assert measured["agreement"] == (counted, left)
+    assert measured["mismatch"] == counted  # as the other measurement of the same pair
+
+
+def lake_tokens(lake: Lake) -> dict[str, Any]:
+    """How many tokens each measurement counts, and how many agreement leaves out."""
+    again = Lake.open(lake.path)
+    try:
+        report = again.route_agreement()
+    except QueryError:
+        return {"agreement": (0, all_left_out(again)), "mismatch": 0}
+    left = [one.message.split()[0] for one in report.findings if "left out" in one.message]
+    return {
+        "agreement": (report.table["tokens"][0].as_py(), int(left[0]) if left else 0),
+        "mismatch": again.mismatch().table["valid_tokens"][0].as_py(),
+    }
+
+
+def all_left_out(lake: Lake) -> int:
+    with pytest.raises(QueryError, match="sampled by other weights") as error:
+        lake.route_agreement()
+    with pytest.raises(QueryError, match="sampled by other weights"):
+        lake.mismatch()
+    return int(str(error.value.message).split("; ")[1].split()[0])
+
+
 def test_a_copy_is_refused_and_what_is_not_finite_is_an_error(tmp_path: Path) -> None:
     routes = healthy([4], 1, 2)
     lake = Lake.create(tmp_path / "copy")

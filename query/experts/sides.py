@@ -1,0 +1,127 @@
+"""What a step's samples have in the rollouts that they came from: choices, log-probs, weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from trajreplay.query.catalog import Catalog, Cohort
+from trajreplay.query.experts.captured import expert_columns, routed_rows
+from trajreplay.query.reading import read_columns
+from trajreplay.schema.identity import DATA, CaptureKey
+from trajreplay.schema.lists import elements, lengths_of
+from trajreplay.schema.tables import ROLLOUTS
+
+_KEPT = 4  # captures of rollouts whose choices are in memory at once
+_KEPT_INDEXES = 32
+
+
+class Side(NamedTuple):
+    """What one side has of a sample.
+
+    Args:
+        experts: (T, L, K) int16. None where it has none.
+        layers: (L,) Their numbers.
+        log_probs: (N,) float32. Of its response tokens.
+    """
+
+    experts: Any
+    layers: tuple[int, ...]
+    log_probs: Any
+
+
+class Place(NamedTuple):
+    """Where a generated sample lies, and by which weights it was sampled.
+
+    Args:
+        key: The capture.
+        row: Its row there.
+        spans: Spans of weight versions; None where they are not recorded.
+    """
+
+    key: CaptureKey
+    row: int
+    spans: Sequence[Mapping[str, int]] | None
+
+
+@dataclass
+class Generated:
+    """Finds samples in the rollouts of a lake and reads what the sampler has of them.
+
+    Args:
+        catalog: The lake.
+        choices: The column of the sampler's choices.
+        log_probs: The column of its log-probs.
+    """
+
+    catalog: Catalog
+    choices: str
+    log_probs: str
+
+    def __post_init__(self) -> None:
+        self._rollout = lru_cache(maxsize=_KEPT_INDEXES)(self._read_places)
+        self._sides = lru_cache(maxsize=_KEPT)(self._read_sides)
+
+    def place(self, run_id: str, attempt: int, rollout: int, sample_id: str) -> Place | None:
+        """Where a sample lies; None where its rollout was not captured."""
+        return self._rollout(run_id, attempt, rollout).get(sample_id)
+
+    def side(self, place: Place) -> Side:
+        """What the sampler has of a sample."""
+        return self._sides(place.key)[place.row]
+
+    def _read_places(self, run_id: str, attempt: int, rollout: int) -> dict[str, Place]:
+        found: dict[str, Place] = {}
+        for key in self.catalog.by_cohort.get(Cohort(run_id, attempt, rollout, None), ()):
+            entry = self.catalog.entry(key)
+            if key.part == DATA and entry.owner and entry.rows:
+                rows = read_columns(
+                    self.catalog.store, entry, ROLLOUTS, ["sample_id", "weight_versions"]
+                )
+                names, spans = (rows[name].to_pylist() for name in rows.column_names)
+                for row, (name, span) in enumerate(zip(names, spans, strict=True)):
+                    found[name] = Place(key, row, span)
+        return found
+
+    def _read_sides(self, key: CaptureKey) -> list[Side]:
+        entry, store = self.catalog.entry(key), self.catalog.store
+        lists = Lists(read_columns(store, entry, ROLLOUTS, [self.log_probs])[self.log_probs])
+        if self.choices not in expert_columns(entry):
+            return [Side(None, (), lists.of(row)) for row in range(entry.rows)]
+        return [
+            Side(
+                piece.choices[self.choices].of(row),
+                piece.layer_numbers,
+                lists.of(piece.start + row),
+            )
+            for piece in routed_rows(store, entry, [self.choices])
+            for row in range(len(piece.sample_ids))
+        ]
+
+
+class Lists:
+    """A column of lists as arrays.
+
+    Args:
+        column: The column.
+    """
+
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        chunks = column.chunks
+        none = np.empty(0, np.int64)
+        self._values = np.concatenate(
+            [elements(chunk).to_numpy(zero_copy_only=False) for chunk in chunks] or [none]
+        )
+        self._lengths = np.concatenate([lengths_of(chunk) for chunk in chunks] or [none])
+        self._ends = np.cumsum(self._lengths)
+        self._valid = np.asarray(column.is_valid())
+
+    def of(self, row: int) -> Any:
+        """The list of a row, None of one without."""
+        end = self._ends[row]
+        return self._values[end - self._lengths[row] : end] if self._valid[row] else None
