@@ -1,4 +1,4 @@
-"""What DuckDB takes over the tokens of a sample, and over sequences, declared once.
+"""What is taken over the tokens of a sample, and over sequences, declared once.
 
 `d` is the difference of a token, trainer minus sampler. Tokens of a small one are near: of them
 only powers of `d` are summed, from which each sum is a series.
@@ -12,10 +12,6 @@ from typing import Literal
 Taken = Literal["sum", "count", "smallest", "largest"]
 LOG_RATIO_LIMIT = 20.0  # verl and slime clamp a log-ratio to it before they square its exponential
 
-# Tokens up to here are near: what they add is a series in d, of which only the powers are summed.
-# It is exact to 2e-14, cheap, and keeps the digits that exp(d) - 1 - d loses where d is small.
-NEAR = 0.125
-
 
 @dataclass(frozen=True)
 class PartialSum:
@@ -28,7 +24,7 @@ class PartialSum:
             log-prob.
         taken: Whether the values are summed, those that hold counted, or the smallest or largest
             is kept.
-        near: What near tokens add, from `POWERS`.
+        near: What near tokens add, from their powers.
     """
 
     name: str
@@ -49,18 +45,6 @@ class PartialSum:
         return f"{function}({self.name}) AS {self.name}"
 
 
-# Over near tokens: counts, powers of d by h = d * d, sinh(|d|) - |d|, and the range.
-POWERS = {
-    "n": "count(*)",
-    "x": "sum(x)",
-    "equal": "count_if(d = 0)",
-    **{f"d{power}": f"sum(d{' * h' * (power // 2)})" for power in (1, 3, 5, 7, 9)},
-    "a1": "sum(a)",
-    "odd_abs": "sum(a * h * (1 / 6 + h * (1 / 120 + h * (1 / 5040 + h / 362880))))",
-    **{f"h{power}": f"sum({' * '.join('h' * power)})" for power in (1, 2, 3, 4, 5)},
-    "low": "min(d)",
-    "high": "max(d)",
-}
 _EVEN = "(h1 / 2 + h2 / 24 + h3 / 720 + h4 / 40320 + h5 / 3628800)"  # cosh(d) - 1
 _ODD = "(d3 / 6 + d5 / 120 + d7 / 5040 + d9 / 362880)"  # sinh(d) - d
 _SQUARED = (  # exp(2 d) - 1

@@ -1,8 +1,8 @@
-"""Sums over the tokens of each sample, and exact quantiles, taken by DuckDB from streamed pieces.
+"""Sums over the tokens of each sample, and exact quantiles, taken piece by piece.
 
-Token sums of one sample are taken in the order of its tokens, whatever the number of threads: a
-piece holds so few samples that DuckDB's table of groups is never split. Over samples the sums are
-exact until they are rounded once (`math.fsum`), in pieces whose bounds depend on the data alone.
+Token sums of one sample are taken in the order of its tokens, whatever the number of threads. Over
+samples the sums are exact until they are rounded once (`math.fsum`), in pieces whose bounds depend
+on the data alone.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 import duckdb
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from trajreplay.query.mismatch.partial_sums import SEQUENCE_SUMS, PartialSum
 from trajreplay.query.mismatch.plan import SumPlan
+from trajreplay.query.mismatch.powers import near_powers
 from trajreplay.query.mismatch.quantiles import exact_quantiles
 from trajreplay.query.mismatch.statistics import QUANTILES
+from trajreplay.query.mismatch.tokens import Tokens, token_blocks
 
 Run = Callable[[Callable[[], Any]], Any]
 
@@ -56,32 +57,34 @@ class TokenSums:
 
     def add(self, piece: pa.Table) -> None:
         """Take the sums of one piece and keep its differences."""
-        spans = piece["spans"].null_count < len(piece)
-        known = piece["version"].null_count < len(piece)
-        versioned = spans and (self.plan.by_version or (known and not self.plan.any_version))
+        keys = piece["key"].to_numpy()
+        near: list[dict[str, Any]] = []
+        far: list[dict[str, Any]] = []
+        sizes: list[dict[str, Any]] = []
+        for tokens in token_blocks(piece, self.plan):
+            self.of_other_version += tokens.of_other_version
+            size = np.abs(tokens.d)
+            beyond = np.flatnonzero(~(size <= self.plan.near))  # also where d is no number
+            if len(beyond):
+                far.append(_by_sample(tokens, beyond))
+            valid = tokens.valid
+            kept = {"key": pa.array(keys[tokens.row[valid]])} if self.plan.by_key else {}
+            kept |= {name: one.arrow(valid) for name, one in tokens.places.items()}
+            sizes.append(kept | {"a": pa.array(size if valid.all() else size[valid])})
+            near.append(near_powers(tokens, beyond))
+        if not near:
+            return
 
         def work() -> dict[str, list[Any]]:
-            self.connection.register("piece", piece)
-            kept = f"INSERT INTO deltas {self.plan.differences(versioned=versioned)}"
-            (valid,) = self.connection.execute(kept).fetchall()[0]
-            near = self._taken(self.plan.near_powers(versioned=versioned))
-            self.connection.register("near", near)
-            far = (pc.sum(near["n"]).as_py() or 0) < valid
+            self.connection.register("sizes", pa.concat_tables(map(pa.table, sizes)))
+            self.connection.execute("INSERT INTO deltas SELECT * FROM sizes").fetchall()
+            self.connection.register("near", _together(near))
             if far:
-                tokens = self._taken(self.plan.far_tokens(versioned=versioned))
-                self.connection.register("far", _by_sample(tokens))
-            arrays = self.connection.execute(self.plan.statement(far=far)).fetchnumpy()
-            if versioned and not self.plan.any_version:
-                (held,) = self.connection.execute(
-                    "SELECT sum(list_sum(mask)) FROM piece"
-                ).fetchall()
-                self.of_other_version += int(held[0] or 0) - valid
+                self.connection.register("far", _together(far))
+            arrays = self.connection.execute(self.plan.statement(far=bool(far))).fetchnumpy()
             return {name: values.tolist() for name, values in arrays.items()}
 
         self._keep(piece["key"].to_pylist(), self.run(work))
-
-    def _taken(self, statement: str) -> pa.Table:
-        return self.connection.sql(statement).to_arrow_table()
 
     def _keep(self, keys: Sequence[int], columns: Mapping[str, list[Any]]) -> None:
         rows: dict[Place, list[int]] = {}
@@ -131,20 +134,23 @@ class TokenSums:
         return dict(self.run(work)) if group_of else {}
 
 
-def _by_sample(tokens: pa.Table) -> pa.Table:
-    """Tokens in order of their samples as lists, a row a sample, which one thread takes in order.
+def _by_sample(tokens: Tokens, which: Any) -> dict[str, Any]:
+    """Some tokens as lists, a row a sample, which one thread of DuckDB takes in their order.
 
-    DuckDB's threads share a batch of many rows, and then each takes a part of a sample.
+    Its threads share a batch of many rows, and then each takes a part of a sample.
     """
-    rows = tokens["row"].to_numpy()
-    starts = np.flatnonzero(np.diff(rows, prepend=-1))
-    bounds = pa.array([*starts.tolist(), len(rows)], pa.int32())
-    lists = {
-        name: pa.ListArray.from_arrays(bounds, tokens[name].combine_chunks())
-        for name in tokens.column_names
-        if name != "row"
-    }
-    return pa.table({"row": pa.array(rows[starts])} | lists)
+    row = tokens.row[which]
+    starts = np.flatnonzero(np.diff(row, prepend=-1))
+    bounds = pa.array([*starts.tolist(), len(row)], pa.int32())
+    values = {name: one.arrow(which) for name, one in tokens.places.items()}
+    values |= {"x": pa.array(tokens.x[which]), "d": pa.array(tokens.d[which])}
+    lists = {name: pa.ListArray.from_arrays(bounds, one) for name, one in values.items()}
+    return {"row": pa.array(row[starts])} | lists
+
+
+def _together(blocks: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """One table, in one batch, of what was made of each block."""
+    return pa.concat_tables(map(pa.table, blocks)).combine_chunks()
 
 
 def taken_together(one: PartialSum, values: Sequence[float]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import cast
 
 from trajreplay.query import Catalog, MismatchReport, Selection, mismatch, run_sql
@@ -52,9 +53,16 @@ FROM (
   )
 ) WHERE own = widest GROUP BY rollout_id, step_id"""
 
+_STATEMENTS = {"signal": _SIGNAL, "loss": _LOSS}
+SOURCES = (*_STATEMENTS, "mismatch")
+
 
 def captured_steps(
-    catalog: Catalog, run_id: str, attempt: int, only: tuple[int, int | None] | None = None
+    catalog: Catalog,
+    run_id: str,
+    attempt: int,
+    only: tuple[int, int | None] | None = None,
+    reads: Collection[str] = SOURCES,
 ) -> dict[Place, Values]:
     """What the step captures of one attempt say, by rollout and step.
 
@@ -66,6 +74,7 @@ def captured_steps(
         run_id: The run.
         attempt: The attempt; nothing of what it continues is taken.
         only: One rollout and step; all of the attempt if omitted.
+        reads: Which of SOURCES are wanted.
 
     Raises:
         DatasetError: A file is not what its entry says, or a column is a copy of the other.
@@ -81,12 +90,12 @@ def captured_steps(
     where = f"attempt = {attempt}"
     if only is not None:
         where += f" AND rollout_id = {only[0]} AND step_id = {only[1]}"
-    for text in (_SIGNAL, _LOSS):
+    for text in (text for name, text in _STATEMENTS.items() if name in reads):
         rows = run_sql(catalog, text.format(where=where), run=run_id, attempt=attempt)
         for row in rows.arrow().to_pylist():
             place = row.pop("rollout_id"), row.pop("step_id")
             found.setdefault(place, {}).update(row)
-    report = _mismatch(catalog, run_id, attempt, where)
+    report = _mismatch(catalog, run_id, attempt, where) if "mismatch" in reads else None
     if report is not None:
         odd = [one.message for one in report.findings if one.severity == "error"]
         without = report.without.get(run_id, {})

@@ -74,6 +74,7 @@ class Check:
         parameters: What a policy may state.
         counts_steps: Whether it counts over `max_steps`.
         of: What fails it alone, before the run has ended: a `step`, `any` rollout or step, or none.
+        reads: What it needs of the columns of a step, beside the events, of `captured.SOURCES`.
     """
 
     name: str
@@ -83,3 +84,4 @@ class Check:
     parameters: tuple[Parameter, ...] = ()
     counts_steps: bool = False
     of: Literal["step", "any", ""] = ""
+    reads: tuple[str, ...] = ()

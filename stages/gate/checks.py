@@ -68,6 +68,7 @@ CHECKS = (
         judge_truncation,
         (_BELOW,),
         of="step",
+        reads=("signal",),
     ),
     Check(
         "delta_tail",
@@ -75,6 +76,7 @@ CHECKS = (
         "No valid token differs by more than 1.0.",
         judge_delta_tail,
         of="step",
+        reads=("mismatch",),
     ),
     Check(
         "delta_fraction",
@@ -83,6 +85,7 @@ CHECKS = (
         judge_delta_fraction,
         (_BELOW,),
         of="step",
+        reads=("mismatch",),
     ),
     Check(
         "generation_kl",
@@ -91,11 +94,12 @@ CHECKS = (
         judge_generation_kl,
         (_BELOW,),
         of="step",
+        reads=("mismatch",),
     ),
     Check(
         "mismatch_baseline",
         "mismatch",
-        "The mismatch stays near that of the run's own first steps.",
+        "The mismatch stays near that of the first steps of the run, of all attempts of its chain.",
         judge_mismatch_baseline,
         (
             Parameter("statistic", "What is watched.", "text", ("abs_delta", "generation_kl")),
@@ -104,6 +108,7 @@ CHECKS = (
             Parameter("patience", "Steps on end that have to be above.", "count"),
         ),
         of="step",
+        reads=("mismatch",),
     ),
     Check(
         "routes",

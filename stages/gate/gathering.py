@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -11,7 +11,7 @@ from trajreplay.query.catalog import Cohort
 from trajreplay.schema.errors import DatasetError, TrajReplayError
 from trajreplay.schema.events import HEARTBEAT, TERMINAL
 from trajreplay.schema.identity import DATA, CaptureKey
-from trajreplay.stages.gate.captured import captured_steps
+from trajreplay.stages.gate.captured import SOURCES, captured_steps
 from trajreplay.stages.gate.evidence import Evidence
 from trajreplay.stages.gate.heartbeats import Values, over_ranks, read_events
 
@@ -26,6 +26,7 @@ def gather(
     command_exit: int | None = None,
     command_signal: int | None = None,
     only: Cohort | None = None,
+    reads: Collection[str] = SOURCES,
 ) -> Evidence:
     """Read what there is of the attempts; what cannot be read is a problem, never an error.
 
@@ -36,6 +37,7 @@ def gather(
         command_exit: Exit code of the command.
         command_signal: The signal that killed it.
         only: Read only this capture set, and the events of its step.
+        reads: Which of SOURCES are wanted of what was captured.
     """
     found = Evidence(
         catalog,
@@ -49,17 +51,20 @@ def gather(
     _attempt(found, lambda: _read_events(found))
     captured: dict[Captured, Values] = {}
     for attempt in found.attempts:
-        _attempt(found, partial(_take, found, attempt, captured))
+        _attempt(found, partial(_take, found, attempt, captured, reads))
     _place(found, captured)
     found.records = len(catalog.by_attempt.get((run_id, found.last), ()))
     return found
 
 
-def _take(found: Evidence, attempt: int, into: dict[Captured, Values]) -> None:
+def _take(
+    found: Evidence, attempt: int, into: dict[Captured, Values], reads: Collection[str]
+) -> None:
     """Add what an attempt captured before the next one of the chain replaced it."""
     stop = found.stops()[attempt]
     only = None if found.only is None else found.only[2:]
-    for place, values in captured_steps(found.catalog, found.run_id, attempt, only).items():
+    steps = captured_steps(found.catalog, found.run_id, attempt, only, reads)
+    for place, values in steps.items():
         if stop is None or place[0] < stop:
             into[(attempt, *place)] = values
 

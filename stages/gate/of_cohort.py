@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from trajreplay.query import Catalog
 from trajreplay.query.catalog import Cohort
+from trajreplay.query.lineage import lineages
 from trajreplay.schema.errors import QueryError
 from trajreplay.stages.gate.check import Check, Judged
 from trajreplay.stages.gate.checks import CHECKS, judged
@@ -34,6 +35,7 @@ class CohortGate:
 
     def __post_init__(self) -> None:
         self._checks = [one for one in CHECKS if one.name in self.policy.checks and one.of]
+        self._reads = frozenset(source for one in self._checks for source in one.reads)
         if not self._checks:
             able = ", ".join(one.name for one in CHECKS if one.of)
             raise QueryError(
@@ -66,26 +68,36 @@ class CohortGate:
             passed = one.verdict in allowed
             return Judged(passed, one.verdict, bound, "" if passed else f"it is {one.verdict}")
         if check.name == "mismatch_baseline":
-            found = replace(found, steps=dict(enumerate(self._until(found.catalog, cohort), 1)))
+            found = self._chained(found, cohort)
             window = self.policy.checks[check.name].get("window", 3)
             if len(found.steps) <= window:
                 return Judged(None, None, check.demand, f"it is one of the first {window} steps")
         return judged(check, found, replace(self.policy, run="intermediate"))
 
-    def _until(self, catalog: Catalog, cohort: Cohort) -> list[Values]:
-        """The values of the attempt's steps up to this one; those that are new are read."""
+    def _chained(self, found: Evidence, cohort: Cohort) -> Evidence:
+        """The steps up to this one of all attempts that its own continues; new ones are read.
+
+        The first steps of a resumed attempt are no warm-up: what it continues may have drifted.
+        """
+        catalog = found.catalog
+        lineage = lineages(catalog, cohort.run_id, cohort.attempt)[cohort.run_id]
         steps = [
             one
             for one in catalog.by_cohort
-            if one[:2] == cohort[:2] and one.step_id is not None and one.order <= cohort.order
+            if one.run_id == cohort.run_id
+            and one.step_id is not None
+            and one.order <= cohort.order
+            and lineage.shows(one)
         ]
         for one in steps:
             if one not in self._history:
                 self._gathered(catalog, one)
-        return [self._history[one] for one in sorted(steps, key=lambda one: one.order)]
+        values = [self._history[one] for one in sorted(steps, key=lambda one: one.order)]
+        return replace(found, attempts=lineage.attempts, steps=dict(enumerate(values, 1)))
 
     def _gathered(self, catalog: Catalog, cohort: Cohort) -> Evidence:
-        found = gather(catalog, cohort.run_id, [cohort.attempt], only=cohort)
-        if cohort.step_id is not None:
-            self._history[cohort] = next(iter(found.steps.values()), {})
+        if not self._reads or cohort.step_id is None:
+            return Evidence(catalog, cohort.run_id, (cohort.attempt,), only=cohort)
+        found = gather(catalog, cohort.run_id, [cohort.attempt], only=cohort, reads=self._reads)
+        self._history[cohort] = next(iter(found.steps.values()), {})
         return found

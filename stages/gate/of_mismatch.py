@@ -73,7 +73,7 @@ def judge_mismatch_baseline(found: Evidence, policy: Policy, given: Parameters) 
         f"than {patience} steps on end"
     )
     values, problem = found.numbers(name)
-    if problem := problem or found.mismatch_error:
+    if problem := _without_start(found) or problem or found.mismatch_error:
         return Judged(False, None, bound, problem)
     if len(values) <= window:
         return Judged(
@@ -86,6 +86,19 @@ def judge_mismatch_baseline(found: Evidence, policy: Policy, given: Parameters) 
     step = sorted(found.steps)[window + alarm]
     return Judged(
         False, values[window + alarm], bound, f"step {step} is the first above {limit:.6g}"
+    )
+
+
+def _without_start(found: Evidence) -> str:
+    """Why the first steps that are named are not those of the run."""
+    first = found.attempts[0]
+    resumed = found.catalog.resumed_from(found.run_id, first)
+    if resumed is None:
+        return ""
+    chain = ",".join(map(str, (resumed.attempt, *found.attempts)))
+    return (
+        f"attempt {first} continues attempt {resumed.attempt}, so that its first steps are no "
+        f"warm-up: name the whole chain, --attempts {chain}"
     )
 
 

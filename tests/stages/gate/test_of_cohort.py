@@ -1,14 +1,18 @@
 """A policy held against each rollout or step as it completes."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.helpers.gates import RUN, reserve
 from tests.helpers.mismatches import write_pair
+from tests.helpers.queried import catalog_of
 from tests.helpers.small_lakes import rollout
-from trajreplay import Lake, QueryError
+from trajreplay import Lake, QueryError, query
+from trajreplay.schema.identity import ResumePoint
 from trajreplay.stages import CohortReport, Watch
-from trajreplay.stages.gate import Policy
+from trajreplay.stages.gate import Policy, captured, gate
 from trajreplay.stages.gate.checks import CHECKS, CHECKS_BY_NAME
 
 LIMITS = Policy(checks={"delta_tail": {}, "generation_kl": {"below": 0.001}}, run="intermediate")
@@ -19,10 +23,11 @@ def lake(tmp_path: Path) -> Lake:
     return Lake.create(tmp_path / "lake")
 
 
-def step(lake: Lake, step_id: int, delta: float) -> None:
+def step(lake: Lake, step_id: int, delta: float, **options: Any) -> None:
     """A step whose trainer is off by so much in every token."""
     sampler = [[-1.0, -2.0, -0.5], [-0.25, -3.0]]
-    write_pair(lake, [[one + delta for one in row] for row in sampler], sampler, step_id=step_id)
+    trainer = [[one + delta for one in row] for row in sampler]
+    write_pair(lake, trainer, sampler, step_id=step_id, **options)
 
 
 def failing(watch: Watch) -> dict[int | None, list[str]]:
@@ -78,6 +83,60 @@ def test_the_baseline_is_that_of_the_steps_before_also_after_a_restart(lake: Lak
     step(lake, 4, 0.01)
     again = lake.watch(policy=policy, seen=first.seen, wait=0)
     assert {one.step_id: watched(again, one) for one in again.poll()} == {4: "fail"}
+
+
+def test_the_baseline_of_a_resumed_attempt_is_that_of_its_chain(lake: Lake) -> None:
+    """Its own first steps would hide what had drifted before it was resumed."""
+    policy = Policy(checks={"mismatch_baseline": {"window": 2, "factor": 3.0, "patience": 1}})
+    for rollout_id, delta in enumerate((0.01, 0.01, 0.5, 0.5)):
+        step(lake, 0, delta, rollout_id=rollout_id)
+    reserve(lake, 1, ResumePoint(0, 2))
+    for rollout_id in (2, 3, 4):
+        step(lake, 0, 0.5, rollout_id=rollout_id, attempt=1)
+    watch = lake.watch(policy=policy)
+    told = {(one.attempt, one.rollout_id): watched(watch, one) for one in watch.poll()}
+    assert told == {
+        (0, 0): "not-judged",
+        (0, 1): "not-judged",
+        (1, 2): "fail",
+        (1, 3): "fail",
+        (1, 4): "fail",
+    }
+    (alone,) = gate(catalog_of(lake), policy, RUN, [1]).checks
+    assert (alone.verdict, "--attempts 0,1" in alone.reason) == ("fail", True)
+    (chain,) = gate(catalog_of(lake), policy, RUN, [0, 1]).checks
+    assert chain.reason == "step 3 is the first above 0.03"
+
+
+@pytest.mark.parametrize(
+    ("checks", "reads"),
+    [
+        (("captures", "replay"), set()),
+        (("captures", "truncation"), {"signal"}),
+        (("delta_tail", "replay"), {"mismatch"}),
+        (("mismatch_baseline", "truncation"), {"mismatch", "signal"}),
+    ],
+)
+def test_of_a_step_is_read_what_the_policy_asks_for(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, checks: tuple[str, ...], reads: set[str]
+) -> None:
+    real, seen = query.run_sql, []
+
+    def reading(catalog: Any, text: str, **options: Any) -> Any:
+        seen.append("signal" if "advantage_abs_max" in text else "loss")
+        return real(catalog, text, **options)
+
+    def measuring(*args: Any, **options: Any) -> Any:
+        seen.append("mismatch")
+        return query.mismatch(*args, **options)
+
+    monkeypatch.setattr(captured, "run_sql", reading)
+    monkeypatch.setattr(captured, "mismatch", measuring)
+    step(lake, 0, 0.001)
+    watch = lake.watch(policy=Policy(checks={one: {} for one in checks}))
+    for one in watch.poll():
+        watch.gate(one)
+    assert set(seen) == reads
 
 
 def watched(watch: Watch, one: CohortReport) -> str:
