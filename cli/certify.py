@@ -123,15 +123,17 @@ def certify(
     code = None
     try:
         leave({**unjudged, "reason": "the command has ended, and its attempt is not judged yet"})
+        chain = _chain(store, run, attempt)
         found = Lake.open(lake_path).gate(
             held,
             run,
-            _chain(store, run, attempt),
+            chain,
             command_exit=ended.exit,
             command_signal=ended.signal,
         )
         code = found.exit_code
         tell(found, output, verdict_path)
+        _tell_of_others(output, run, chain)
     except Exception as error:
         if code is None:
             with suppress(SinkError, click.UsageError):  # it may be what cannot be written
@@ -144,6 +146,17 @@ def certify(
 
 def _told(error: Exception) -> str:
     return getattr(error, "message", "") or f"{type(error).__name__}: {error}"
+
+
+def _tell_of_others(output: Output, run: str, chain: tuple[int, ...]) -> None:
+    """Say how other commands are told which attempt they are to show."""
+    beside = [one for one in range(chain[-1]) if one not in chain]
+    if beside:
+        output.note(
+            f"run {run!r} has attempts that this one does not continue, "
+            f"{', '.join(map(str, beside))}: where they hold the same rollouts other commands need "
+            f"--attempt {chain[-1]}. To continue the last one: --resume-rollout R"
+        )
 
 
 def _chain(store: Store, run: str, attempt: int) -> tuple[int, ...]:

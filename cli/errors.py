@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
+import shlex
 import sys
 import traceback
 
@@ -17,15 +19,17 @@ DIFFERS = 1
 USAGE = 2
 REFUSED = 3
 INTERRUPTED = 130
+_OF_LAKE = re.compile(r"\btrajreplay (?:info|inspect|validate|gate|sql|replay|mismatch)\b")
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-def report_error(error: Exception, *, verbose: bool) -> int:
+def report_error(error: Exception, *, verbose: bool, lake: str | None = None) -> int:
     """Say on stderr what went wrong and what to do, and return the exit code.
 
     Args:
         error: Whatever ended the command.
         verbose: Whether an unexpected error shows where it came from.
+        lake: The lake that the command line named, which commands in a hint need as well.
     """
     if _was_interrupted(error):
         click.echo("Interrupted.", err=True)
@@ -39,7 +43,7 @@ def report_error(error: Exception, *, verbose: bool) -> int:
     from trajreplay.schema import QueryError, TrajReplayError
 
     if isinstance(error, TrajReplayError):
-        _say(error.message, error.hint)
+        _say(error.message, with_lake(error.hint, lake))
         return USAGE if isinstance(error, QueryError) else REFUSED
     if isinstance(error, OSError) and error.strerror:
         hint = "Make room there, or write to another place." if error.errno in _FULL else ""
@@ -56,6 +60,17 @@ def report_error(error: Exception, *, verbose: bool) -> int:
         "printed with -v, which adds where the error came from.",
     )
     return REFUSED
+
+
+def with_lake(hint: str, lake: str | None) -> str:
+    """A hint whose commands name the lake that was named, unless the environment does.
+
+    >>> with_lake("To list the runs: trajreplay info", "runs/a")
+    'To list the runs: trajreplay info --lake runs/a'
+    """
+    if not hint or lake is None or os.environ.get("TRAJREPLAY_LAKE") == lake:
+        return hint
+    return _OF_LAKE.sub(lambda found: f"{found[0]} --lake {shlex.quote(lake)}", hint)
 
 
 def _was_interrupted(error: BaseException | None) -> bool:

@@ -179,7 +179,8 @@ def verdict_lines(found: GateVerdict, *, color: bool = False) -> Iterator[str]:
 
 def _line(one: CheckVerdict) -> str:
     if one.verdict == "pass":
-        return f"{one.check}: {_shown(one.value)} ({one.bound})"
+        unit = f" {one.unit}" if one.unit else ""
+        return f"{one.check}: {_shown(one.value)}{unit} ({one.bound})"
     return f"{one.check}: {one.reason} (demanded: {one.bound})"
 
 

@@ -12,7 +12,6 @@ from trajreplay.cli.options import (
     LAKE_HELP,
     ImportKind,
     RedactionRule,
-    Session,
     find_lake,
     output_options,
 )
@@ -141,9 +140,8 @@ def _target(named: str | None) -> str:
     """The lake to import into: one that is named or there, else a new one in ./lake."""
     from trajreplay.schema import DatasetError
 
-    session = click.get_current_context().find_object(Session)
     try:
-        return find_lake(named or (session.lake if session else None))
+        return find_lake(named)
     except DatasetError:
         return "lake"
 

@@ -139,7 +139,7 @@ class Verbs(click.Group):
         try:
             result = super().main(*args, **extra)
         except Exception as error:  # noqa: BLE001 - the last stop: a traceback is a bug
-            result = report_error(error, verbose=session.verbose)
+            result = report_error(error, verbose=session.verbose, lake=session.named)
         return sys.exit(result or 0) if standalone else result
 
 

@@ -33,19 +33,28 @@ class Session:
 
     Args:
         lake: `--lake` as given before the verb, or TRAJREPLAY_LAKE.
+        named: The lake that the verb names, else `lake`.
         verbose: Whether unexpected errors show where they came from.
     """
 
     lake: str | None = None
+    named: str | None = None
     verbose: bool = False
 
 
 def find_lake(named: str | None) -> str:
     """Where the lake is: the path or address named, else the nearest one upward, else ./lake.
 
+    Args:
+        named: What the verb names; what stands before it, or the environment, counts after that.
+
     Raises:
         DatasetError: None was named, and none is there.
     """
+    context = click.get_current_context(silent=True)
+    session = context.find_object(Session) if context else None
+    if session:
+        named = session.named = named or session.lake
     if named:
         return named
     here = Path.cwd()
@@ -66,9 +75,7 @@ def lake_option(command: Command) -> Command:
     @click.option("--lake", "named", metavar="PATH", help=LAKE_HELP)
     @functools.wraps(command)
     def with_lake(*args: Any, named: str | None, **values: Any) -> Any:
-        session = click.get_current_context().find_object(Session)
-        found = find_lake(named or (session.lake if session else None))
-        return command(*args, lake_path=found, **values)
+        return command(*args, lake_path=find_lake(named), **values)
 
     return cast(Command, with_lake)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trajreplay.cli.errors import DIFFERS, REFUSED
 from trajreplay.cli.options import output_options
 from trajreplay.cli.output import Output
 from trajreplay.cli.text import counted, printable
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 FRAMEWORK_NAMES = ("nemo-rl", "verl", "trl", "slime", "relax", "openrlhf", "areal", "prime-rl")
 _COLORS = {"error": "red", "warning": "yellow"}
+_EXIT_CODES = {"ok": 0, "refused": DIFFERS, "unverified": REFUSED}
 _RULES = click.option(
     "--rules",
     "rule_files",
@@ -33,7 +35,7 @@ _RULES = click.option(
         0: "No rule of severity error is broken.",
         1: "One is: the configuration cannot work as written.",
         2: "The command line, the configuration or a file of rules is wrong.",
-        3: "",
+        3: "The rules read nothing of it: it is another framework's, or has defaults alone.",
     },
     example="trajreplay preflight grpo.yaml --framework nemo-rl@0.6 --fact entry=legacy "
     "grpo.async_grpo.enabled=true",
@@ -110,7 +112,7 @@ def preflight(
         by_written.setdefault(told, []).append(rule)
     for told, names in by_written.items():
         output.note(f"not decided since {told}: {', '.join(names)}")
-    click.get_current_context().exit(0 if report.ok else 1)
+    click.get_current_context().exit(_EXIT_CODES[report.verdict])
 
 
 @click.command(
@@ -177,9 +179,10 @@ def _summary(report: PreflightReport) -> str:
     open_rules = report.undecided.keys() | report.unread.keys()
     left = f", {len(open_rules)} not decided" if open_rules else ""
     version = f" {report.version}" if report.version else ""
+    unread = f"; {report.unverified}" if report.unverified else ""
     return (
-        f"{'ok' if report.ok else 'refused'}: {counted(report.checked, 'rule')} of "
-        f"{report.framework}{version}: {', '.join(found) or 'nothing found'}{left}"
+        f"{report.verdict}: {counted(report.checked, 'rule')} of "
+        f"{report.framework}{version}: {', '.join(found) or 'nothing found'}{left}{unread}"
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from trajreplay.cli.options import LAKE_FILE, LAKE_HELP, Session, find_lake
+from trajreplay.cli.options import LAKE_FILE, LAKE_HELP, find_lake
 from trajreplay.cli.output import Output
 from trajreplay.cli.progress import ProgressBar
 from trajreplay.cli.stating import flag_of, statement_options
@@ -43,10 +43,8 @@ class Source:
         from trajreplay.lake import Lake
 
         if self._path is None or (self._path / LAKE_FILE).is_file():
-            session = click.get_current_context().find_object(Session)
-            named = self._lake or (session.lake if session else None)
             self._refuse_statements()
-            yield Lake.open(self._path or find_lake(named))
+            yield Lake.open(find_lake(self._lake if self._path is None else str(self._path)))
             return
         from trajreplay.capture.importers import ImportOptions
 

@@ -34,10 +34,11 @@ def completeness(catalog: Catalog, cohort: Cohort, overlap: tuple[int, ...]) -> 
     problems: list[str] = []
     if overlap:
         attempts = ", ".join(map(str, overlap))
+        choices = " or ".join(f"--attempt {one}" for one in overlap)
         problems.append(
             f"attempts {attempts} all hold rollout {cohort.rollout_id}"
             f"{'' if cohort.step_id is None else f' step {cohort.step_id}'} and none is recorded "
-            "as resumed from another; choose one: --attempt N"
+            f"as resumed from another; choose one: {choices}"
         )
     entries: list[Entry] = []
     damaged: set[int] = set()

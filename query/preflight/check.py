@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
 from trajreplay.query.preflight.configs import with_defaults
 from trajreplay.query.preflight.evaluation import FACT, Undecided, look_up
+from trajreplay.query.preflight.recognise import unrecognised
 from trajreplay.query.preflight.rulefiles import built_in
 from trajreplay.query.preflight.rules import Rule, RuleSet, Severity, parse_version
 from trajreplay.schema.errors import QueryError
@@ -56,6 +57,7 @@ class PreflightReport:
         undecided: Names of rules that facts or a version would decide, and which.
         unread: Names of rules that hang on settings whose value does not tell, an interpolation or
             one of another type, and these: path and value.
+        unverified: Why the rules say nothing of this file; empty where they do.
     """
 
     framework: str
@@ -64,11 +66,19 @@ class PreflightReport:
     findings: tuple[PreflightFinding, ...]
     undecided: dict[str, tuple[str, ...]]
     unread: dict[str, dict[str, Any]]
+    unverified: str = ""
+
+    @property
+    def verdict(self) -> Literal["ok", "refused", "unverified"]:
+        """`refused` where an error was found; `unverified` where the rules say nothing of it."""
+        if any(one.severity == "error" for one in self.findings):
+            return "refused"
+        return "unverified" if self.unverified else "ok"
 
     @property
     def ok(self) -> bool:
-        """Whether no error was found."""
-        return not any(one.severity == "error" for one in self.findings)
+        """Whether the rules were held against it and no error was found."""
+        return self.verdict == "ok"
 
     def arrow(self) -> pa.Table:
         """The findings as a table."""
@@ -152,7 +162,8 @@ def preflight(
         if value:
             found.append(PreflightFinding(rule, look_up(tree, rule.path)))
     found.sort(key=lambda one: one.severity != "error")
-    return PreflightReport(framework, version, checked, tuple(found), undecided, unread)
+    unverified = unrecognised(config, framework, sets)
+    return PreflightReport(framework, version, checked, tuple(found), undecided, unread, unverified)
 
 
 def _check_facts(facts: Mapping[str, Any], sets: Sequence[RuleSet]) -> None:

@@ -48,6 +48,15 @@ class Expression:
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise QueryError(f"condition {text[:80]!r}: {error}") from error
 
+    @property
+    def paths(self) -> frozenset[str]:
+        """The settings that it reads."""
+        calls = {one.func for one in ast.walk(self._tree) if isinstance(one, ast.Call)}
+        inner = {one.value for one in ast.walk(self._tree) if isinstance(one, ast.Attribute)}
+        names = (one for one in ast.walk(self._tree) if isinstance(one, ast.Name | ast.Attribute))
+        found = {path_of(one) for one in names if one not in calls | inner}
+        return frozenset(one for one in found if one.partition(".")[0] != FACT)
+
     def value(self, config: Mapping[str, Any], facts: Mapping[str, Any]) -> Any:
         """Its value, `Undecided` where it is not known."""
         return Evaluation(config, facts).of(self._tree)

@@ -68,6 +68,11 @@ class Rule:
         """The framework whose configurations it is for."""
         return self.name.partition("/")[0]
 
+    @property
+    def reads(self) -> frozenset[str]:
+        """The settings that it is about."""
+        return self.condition.paths | {self.path}
+
     def holds_for(self, version: str | None) -> bool | None:
         """Whether it is for a version; None where that hangs on one that was not stated.
 

@@ -74,6 +74,7 @@ class Check:
         parameters: What a policy may state.
         counts_steps: Whether it counts over `max_steps`.
         of: What fails it alone, before the run has ended: a `step`, `any` rollout or step, or none.
+        unit: What its value is in, or counts.
         reads: What it needs of the columns of a step, beside the events, of `captured.SOURCES`.
     """
 
@@ -84,4 +85,5 @@ class Check:
     parameters: tuple[Parameter, ...] = ()
     counts_steps: bool = False
     of: Literal["step", "any", ""] = ""
+    unit: str = ""
     reads: tuple[str, ...] = ()

@@ -36,6 +36,7 @@ CHECKS = (
         "run",
         "The attempt recorded steps of its own, and everything that counts fits together.",
         judge_attempt,
+        unit="records",
     ),
     Check(
         "complete",
@@ -43,8 +44,15 @@ CHECKS = (
         "The loss of every step to max_steps; of an intermediate run at least one, without a gap.",
         judge_complete,
         counts_steps=True,
+        unit="steps with a loss",
     ),
-    Check("terminal", "run", "The attempt's recorder closed after a clean end.", judge_terminal),
+    Check(
+        "terminal",
+        "run",
+        "The attempt's recorder closed after a clean end.",
+        judge_terminal,
+        unit="closing records",
+    ),
     Check(
         "learning_signal",
         "signal",
@@ -52,6 +60,7 @@ CHECKS = (
         judge_learning_signal,
         (_SHARE,),
         counts_steps=True,
+        unit="steps",
     ),
     Check(
         "nonzero_loss",
@@ -60,6 +69,7 @@ CHECKS = (
         judge_nonzero_loss,
         (_SHARE,),
         counts_steps=True,
+        unit="steps",
     ),
     Check(
         "truncation",
@@ -68,6 +78,7 @@ CHECKS = (
         judge_truncation,
         (_BELOW,),
         of="step",
+        unit="of the samples",
         reads=("signal",),
     ),
     Check(
@@ -76,6 +87,7 @@ CHECKS = (
         "No valid token differs by more than 1.0.",
         judge_delta_tail,
         of="step",
+        unit="nat",
         reads=("mismatch",),
     ),
     Check(
@@ -85,6 +97,7 @@ CHECKS = (
         judge_delta_fraction,
         (_BELOW,),
         of="step",
+        unit="of the valid tokens",
         reads=("mismatch",),
     ),
     Check(
@@ -94,6 +107,7 @@ CHECKS = (
         judge_generation_kl,
         (_BELOW,),
         of="step",
+        unit="nat",
         reads=("mismatch",),
     ),
     Check(
@@ -108,6 +122,7 @@ CHECKS = (
             Parameter("patience", "Steps on end that have to be above.", "count"),
         ),
         of="step",
+        unit="nat",
         reads=("mismatch",),
     ),
     Check(
@@ -136,6 +151,7 @@ CHECKS = (
         "No capture is dropped, every set complete.",
         judge_captures,
         of="any",
+        unit="capture sets",
     ),
     Check(
         "replay",

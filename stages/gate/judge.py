@@ -51,7 +51,7 @@ def gate(
         )
     found = gather(catalog, run_id, named, command_exit=command_exit, command_signal=command_signal)
     made = [
-        CheckVerdict.of(check.name, check.phase, judged(check, found, policy))
+        CheckVerdict.of(check.name, check.phase, judged(check, found, policy), check.unit)
         for check in CHECKS
         if check.name in policy.checks or (check.name == "attempt" and found.unsound)
     ]

@@ -55,7 +55,9 @@ class CohortGate:
         found = self._gathered(catalog, cohort)
         kind = "rollout" if cohort.step_id is None else "step"
         made = [
-            CheckVerdict.of(check.name, check.phase, self._judged(check, found, cohort, one))
+            CheckVerdict.of(
+                check.name, check.phase, self._judged(check, found, cohort, one), check.unit
+            )
             for check in self._checks
             if check.of in (kind, "any")
         ]

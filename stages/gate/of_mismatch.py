@@ -13,7 +13,7 @@ from trajreplay.stages.gate.policy import Policy, is_number
 
 def judge_delta_tail(found: Evidence, policy: Policy, given: Parameters) -> Judged:
     """No valid token of any step differs by more than 1.0."""
-    bound = "no valid token with |delta log p| > 1.0"
+    bound = "no valid token with |delta log p| > 1.0 nat"
     if not found.steps:
         return Judged(False, None, bound, "no step was recorded")
     if problem := found.mismatch_error:
@@ -40,7 +40,7 @@ def judge_delta_tail(found: Evidence, policy: Policy, given: Parameters) -> Judg
 def judge_delta_fraction(found: Evidence, policy: Policy, given: Parameters) -> Judged:
     """Few valid tokens of all steps together differ by more than 0.5."""
     below = given.get("below", 1e-4)
-    bound = f"share of valid tokens with |delta log p| > 0.5 < {below}"
+    bound = f"share of valid tokens with |delta log p| > 0.5 nat < {below}"
     counts, problem = found.numbers("over_0_5")
     tokens, missing = found.numbers("valid_tokens")
     if problem := problem or missing or found.mismatch_error:
@@ -54,7 +54,7 @@ def judge_delta_fraction(found: Evidence, policy: Policy, given: Parameters) -> 
 def judge_generation_kl(found: Evidence, policy: Policy, given: Parameters) -> Judged:
     """The mean of the steps' k3 is small, and none is negative."""
     below = given.get("below", 0.001)
-    bound = f"mean over steps < {below}, none negative"
+    bound = f"mean over steps < {below} nat, none negative"
     values, problem = found.numbers("generation_kl")
     if problem := problem or found.mismatch_error:
         return Judged(False, None, bound, problem)
@@ -79,13 +79,17 @@ def judge_mismatch_baseline(found: Evidence, policy: Policy, given: Parameters) 
         return Judged(
             False, None, bound, f"{len(values)} steps were recorded, expected more than {window}"
         )
-    limit = factor * (math.fsum(values[:window]) / window)
+    usual = math.fsum(values[:window]) / window
+    limit = factor * usual
     alarm = first_alarm(values[window:], limit, patience)
     if alarm is None:
         return Judged(True, max(values[window:]), bound)
-    step = sorted(found.steps)[window + alarm]
+    step, value = sorted(found.steps)[window + alarm], values[window + alarm]
+    against = f"{limit:.6g} nat, {factor:g} x the {usual:.6g} nat of the first {window} steps"
+    if not usual:
+        against = f"the first {window} steps, in which sampler and trainer were equal"
     return Judged(
-        False, values[window + alarm], bound, f"step {step} is the first above {limit:.6g}"
+        False, value, bound, f"step {step} is the first above, {value:.6g} nat against {against}"
     )
 
 

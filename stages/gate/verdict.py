@@ -24,6 +24,7 @@ class CheckVerdict:
         value: What was found.
         bound: What was demanded.
         reason: Why it fails, or is not judged.
+        unit: What the value is in, or counts.
     """
 
     check: str
@@ -32,13 +33,14 @@ class CheckVerdict:
     value: Any
     bound: str
     reason: str
+    unit: str = ""
 
     @classmethod
-    def of(cls, check: str, phase: Phase, judged: Judged) -> CheckVerdict:
+    def of(cls, check: str, phase: Phase, judged: Judged, unit: str = "") -> CheckVerdict:
         """The outcome under the name of its check."""
         told: Literal["pass", "fail", "not-judged"]
         told = "not-judged" if judged.passed is None else "pass" if judged.passed else "fail"
-        return cls(check, phase, told, judged.value, judged.bound, judged.reason)
+        return cls(check, phase, told, judged.value, judged.bound, judged.reason, unit)
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class GateVerdict:
 
     def arrow(self) -> pa.Table:
         """One row a check; the value as JSON."""
-        names = ("check", "phase", "verdict", "bound", "reason")
+        names = ("check", "phase", "verdict", "unit", "bound", "reason")
         rows = [
             {name: getattr(one, name) for name in names}
             | {"value": json.dumps(one.value, default=str)}

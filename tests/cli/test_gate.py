@@ -93,6 +93,22 @@ def test_a_run_that_is_not_there_fails_and_the_others_are_named(lake: Lake) -> N
     assert "attempt: there is no run 'other'; the lake has 'r'" in outcome.out
 
 
+def test_values_come_with_their_units(lake: Lake) -> None:
+    healthy_run(lake)
+    out = run("gate", "router-replay", "--lake", lake.path, "--attempt", "0", *ROUTES).out
+    assert "generation_kl: 0.0003876 nat (mean over steps < 0.001 nat, none negative)" in out
+    assert "truncation: 0.62 of the samples (mean over steps < 0.9)" in out
+    assert "nonzero_loss: 10 steps (at least 8 of 10 steps)" in out
+
+
+def test_commands_in_hints_name_the_lake_that_was_named(lake: Lake) -> None:
+    captured(lake)
+    for command in (("--lake", lake.path, "replay"), ("replay", "--lake", lake.path)):
+        outcome = run(*command, "--attempt", "7")
+        assert outcome.code == 2
+        assert f"trajreplay info --lake {lake.path}" in outcome.err
+
+
 def test_an_attempt_counts_alone_unless_the_chain_is_named(lake: Lake) -> None:
     healthy_run(lake, 4)
     healthy_run(lake, 6, attempt=1, first=5)

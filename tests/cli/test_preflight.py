@@ -104,3 +104,15 @@ def test_a_wrong_command_line_is_a_usage_error(config: Path, args: tuple[str, ..
     outcome = run("preflight", config, *args)
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err
+
+
+def test_a_file_of_another_framework_is_unverified_and_said_to_be_one(tmp_path: Path) -> None:
+    path = tmp_path / "verl.yaml"
+    path.write_text("algorithm:\n  adv_estimator: grpo\nactor_rollout_ref:\n  rollout:\n    n: 8\n")
+    outcome = run("preflight", path, "--framework", "trl")
+    assert outcome.code == 3
+    last = outcome.out.splitlines()[-1]
+    assert last.startswith("unverified: ")
+    assert "none of the" in last
+    assert "it looks like one of verl: actor_rollout_ref" in last
+    assert run("preflight", path, "--framework", "verl").code == 0

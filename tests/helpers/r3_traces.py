@@ -141,8 +141,14 @@ def tensor_record(values: Array, *, limit: int = 16) -> Record:
     }
 
 
-def make_trace(layout: Layout, seed: int = 0) -> Trace:
-    """The trace of a healthy training."""
+def make_trace(layout: Layout, seed: int = 0, restored: Any = ()) -> Trace:
+    """The trace of a training; healthy, unless rows that a cache restored are no routes.
+
+    Args:
+        layout: The training.
+        seed: Of tokens and routes.
+        restored: (P, K) Routes of the first MoE layer of the first tokens of every sample.
+    """
     random = np.random.default_rng(seed)
     trace = Trace(layout)
     samples = {
@@ -150,6 +156,8 @@ def make_trace(layout: Layout, seed: int = 0) -> Trace:
         for replica in range(layout.data)
         for step in range(1, layout.steps + 1)
     }
+    for one in (one for made in samples.values() for one in made if len(restored)):
+        one.routes[: len(restored), layout.payload_idx(layout.layers[0])] = restored
     if layout.queue:
         trace.files["r3_trace_node_pid1000.jsonl"] = list(_produced(layout, samples))
     for rank in range(layout.world):

@@ -204,3 +204,36 @@ def test_a_file_of_rules_that_is_malformed_is_refused(
 def test_a_file_of_rules_names_its_framework(tmp_path: Path) -> None:
     with pytest.raises(QueryError, match="framework None"):
         load_rules(write(tmp_path / "own.toml", OWN, head="version = 1\n"))
+
+
+def merged(examples: list[tuple[str, ...]]) -> dict[str, Any]:
+    return parse_overrides([one for example in examples for one in example])
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("said", FRAMEWORKS)
+def test_a_configuration_of_another_framework_never_passes(framework: str, said: str) -> None:
+    """What only defaults decide is nothing of the file, and a few names in common are little."""
+    config = merged([rule.passes for rule in built_in(framework).rules])
+    report = preflight(config, said)
+    if said == framework or {said, framework} == {"slime", "relax"}:  # read the same arguments
+        assert report.unverified == ""
+        return
+    assert not report.ok
+    if report.verdict == "unverified":
+        likely = report.unverified.partition("it looks like one of ")[2].partition(": ")[0]
+        assert framework in likely.split(" or ")
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_no_rule_is_silenced_where_its_own_settings_are_there(rule: Rule) -> None:
+    report = preflight(parse_overrides(rule.fails), rule.framework, facts=facts_of(rule))
+    assert not report.ok or rule.severity == "warning" or rule.name in report.undecided
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_file_without_any_setting_that_rules_read_is_unverified(framework: str) -> None:
+    report = preflight({"nothing_of": {"these": 1}}, framework)
+    assert "looks like" not in report.unverified
+    assert f"the rules of {framework} read is in it" in report.unverified
+    assert not report.ok

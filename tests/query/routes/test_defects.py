@@ -1,6 +1,7 @@
 """Traces of every layout: none that is healthy is refused, and every single defect is named."""
 
 import copy
+import json
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +14,7 @@ from tests.helpers.r3_defects import DEFECTS
 from tests.helpers.r3_traces import Layout, Trace, make_shard, make_trace, samples_of, tensor_record
 from trajreplay.query.routes import RoutePolicy, RouteReport, check_routes
 
+FAULTS = json.loads((Path(__file__).parents[2] / "cases" / "fault_cases.json").read_text())
 LAYOUTS = {
     "one rank": Layout(lengths=(3, 2, 4, 1)),
     "context": Layout(context=2),
@@ -279,3 +281,27 @@ def test_a_search_that_is_too_large_leaves_it_open() -> None:
 
 def test_defects_have_names_for_people() -> None:
     assert all(one.rules for one in DEFECTS)
+
+
+@pytest.mark.parametrize("queue", [True, False])
+@pytest.mark.parametrize("side", ["right", "wrong"])
+def test_zeros_that_a_cache_gave_for_prompt_tokens_are_no_routes(queue: bool, side: str) -> None:
+    """K-049: all that follows agrees with them, so that nothing but the rows themselves tells."""
+    (case,) = (one for one in FAULTS if one["id"] == "K-049")
+    rows = case["inputs"]["reference" if side == "right" else "recorded"]
+    layout = Layout(
+        lengths=(len(rows) + 2, len(rows) + 1),
+        top_k=case["config"]["top_k"],
+        experts=16,
+        queue=queue,
+        microbatch=1,
+    )
+    report = checked(make_trace(layout, restored=rows))
+    if side == "right":
+        assert (report.verdict, failed(report)) == ("pass", set())
+        return
+    assert report.verdict == "fail"
+    assert failed(report) == {"route.values"}
+    first = next(one for one in report.findings if one.rule == "route.values")
+    zeros = rows.index([0, 0])
+    assert f"row {zeros}: [0, 0] names an expert twice" in first.message
