@@ -181,15 +181,16 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], everything: bool
 def _place(one: FieldDifference) -> str:
     sample = "" if one.sample_id is None else f" of sample {one.sample_id}"
     token = "" if one.token is None else f" at {one.token}"
+    token += "" if one.layer is None else f", layer {one.layer}"
     of = f" of {_of(one)}" if one.sample_id is None else f" (rank {one.rank})"
     where = _cohort(one.rollout_id, one.step_id)
     return f"{where}, stage {one.stage}, {one.field}{sample}{token}{of}"
 
 
 def _of(one: FieldDifference) -> str:
-    """What a scalar is of: the rank that recorded it, its scope where that is another."""
+    """What a scalar is of: the rank that recorded it, its scope where that is another; or layer."""
     if one.sample_id is not None:
-        return ""
+        return "" if one.layer is None else f"layer {one.layer}"
     parts = [f"rank {one.rank}"]
     if one.micro_batch_id is not None:
         parts.append(one.micro_batch_id)

@@ -54,6 +54,8 @@ class FieldDifference:
         sample_id: The first sample that differs; None of a scalar.
         token: Its first value that differs; None of a scalar column.
         left, right: The two values there.
+        layer: The layer of routes, of which a value is the choice of a token; None of all else,
+            and of samples of which one side has no routes.
     """
 
     rollout_id: int
@@ -73,6 +75,7 @@ class FieldDifference:
     token: int | None
     left: Any
     right: Any
+    layer: int | None = None
 
 
 class ScalarKey(NamedTuple):

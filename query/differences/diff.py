@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from trajreplay.query.capture_sets import CaptureSet
 from trajreplay.query.catalog import Cohort
-from trajreplay.query.differences.align import align
+from trajreplay.query.differences.align import Alignment, align
 from trajreplay.query.differences.compare import (
     FieldDifference,
     ScalarKey,
@@ -19,6 +19,7 @@ from trajreplay.query.differences.compare import (
 )
 from trajreplay.query.differences.distributions import distribution
 from trajreplay.query.differences.report import DiffReport, SettingDifference, stage_order
+from trajreplay.query.differences.routed import compare_routes, route_seals
 from trajreplay.query.differences.side import Side
 from trajreplay.query.reading import read_columns
 from trajreplay.schema.columns import Column, Table
@@ -127,21 +128,29 @@ def _compare_sets(
     cohort = sets[0].cohort
     table = SAMPLE_TABLES[sets[0].kind]
     found = _compare_outputs(cohort, sets, tolerance)
-    if _seals(sets[0], table) == _seals(sets[1], table):
+    same = _seals(sets[0], table) == _seals(sets[1], table)
+    same_routes = route_seals(sets[0]) == route_seals(sets[1])
+    if same and same_routes:
         report.identical += not found
     else:
         columns = [
             column
             for column in table.columns
             if column.role in _ROLES or column.name in _GROUPS
-            if any(_has(one, table, column) for one in sets)
+            if not same and any(_has(one, table, column) for one in sets)
         ]
         names = [column.name for column in columns]
         for name in ("sample_id", "source_rollout_id", "context_rank", "rank", "tokens"):
             if name in table and name not in names:
                 names.append(name)
         rows = [_rows(side, one, table, names) for side, one in zip(sides, sets, strict=True)]
-        found += _compare_rows(cohort, columns, rows[0], rows[1], tolerance, report)
+        alignment = align(rows[0], rows[1])
+        found += _compare_rows(cohort, columns, alignment, rows[0], rows[1], tolerance, report)
+        if not same_routes and alignment.by is not None:
+            stores = sides[0].catalog.store, sides[1].catalog.store
+            of_left = rows[0].take(pa.array(alignment.left, pa.int64()))
+            named = zip(of_left["sample_id"].to_pylist(), of_left["rank"].to_pylist(), strict=True)
+            found += compare_routes(cohort, stores, sets, alignment, list(named))
     found.sort(key=lambda one: stage_order(one.stage))
     report.fields += found
 
@@ -149,13 +158,13 @@ def _compare_sets(
 def _compare_rows(
     cohort: Cohort,
     columns: list[Column],
+    alignment: Alignment,
     left: pa.Table,
     right: pa.Table,
     tolerance: Tolerance,
     report: DiffReport,
 ) -> list[FieldDifference]:
     label = _label((cohort.rollout_id, cohort.step_id))
-    alignment = align(left, right)
     if alignment.by is None:
         report.unaligned[label] = alignment.reason
         report.distributions += [

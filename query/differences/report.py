@@ -29,6 +29,7 @@ GROWTH = pa.schema(
         pa.field("token", pa.int64()),
         pa.field("left", pa.string()),
         pa.field("right", pa.string()),
+        pa.field("layer", pa.int64()),
     ]
 )
 
