@@ -82,8 +82,8 @@ class _Layer:
         self.samples.add(sample)
         if self.first is None:
             token = int(differs.argmax())
-            shown = (None if one is None else one[token].tolist() for one in (left, right))
-            self.first = (sample, token, *shown)
+            shown = [None if one is None else one[token].tolist() for one in (left, right)]
+            self.first = (sample, token, shown[0], shown[1])
 
     def difference(
         self, cohort: Cohort, name: str, layer: int | None, samples: int, identity: Any
@@ -125,8 +125,8 @@ def _hold(layers: dict[int | None, _Layer], sample: int, left: _Side, right: _Si
             lacking.differing += 1
             lacking.tokens += 1
             lacking.samples.add(sample)
-            told = (None if one is None else "routes" for one in (mine, theirs))
-            lacking.first = lacking.first or (sample, None, *told)
+            told = [None if one is None else "routes" for one in (mine, theirs)]
+            lacking.first = lacking.first or (sample, None, told[0], told[1])
         return
     count = min(len(mine), len(theirs))
     mine, theirs = mine[:count], theirs[:count]
