@@ -93,7 +93,7 @@ def test_the_baseline_of_a_resumed_attempt_is_that_of_its_chain(lake: Lake) -> N
     reserve(lake, 1, ResumePoint(0, 2))
     for rollout_id in (2, 3, 4):
         step(lake, 0, 0.5, rollout_id=rollout_id, attempt=1)
-    watch = lake.watch(policy=policy)
+    watch = lake.watch(policy=policy, wait=0)
     told = {(one.attempt, one.rollout_id): watched(watch, one) for one in watch.poll()}
     assert told == {
         (0, 0): "not-judged",
@@ -133,7 +133,7 @@ def test_of_a_step_is_read_what_the_policy_asks_for(
     monkeypatch.setattr(captured, "run_sql", reading)
     monkeypatch.setattr(captured, "mismatch", measuring)
     step(lake, 0, 0.001)
-    watch = lake.watch(policy=Policy(checks={one: {} for one in checks}))
+    watch = lake.watch(policy=Policy(checks={one: {} for one in checks}), wait=0)
     for one in watch.poll():
         watch.gate(one)
     assert set(seen) == reads
