@@ -99,17 +99,37 @@ def index_tree(
 
 
 def expected_tree(record: CaptureRecord) -> dict[str, Any]:
-    """The recorded results that a bundle has a place for, by stage."""
+    """The recorded results that a bundle has a place for, by stage.
+
+    What is recorded as it means it goes before what it means after a conversion.
+    """
     found: dict[str, dict[str, Any]] = {}
     for one in record.scalars:
         if has_place(one):
             found.setdefault(one.stage, {}).update(one.fields)
+    for one in record.scalars:
+        for name, value in sums_of(one, len(record.samples)).items():
+            found.setdefault(one.stage, {}).setdefault(name, value)
     return found
 
 
 def has_place(one: Scalars) -> bool:
     """Whether a bundle means the same by it: a scalar of a sample, or the plain sum of a rank."""
     return one.scope == "sample" or (one.scope, one.reduction, one.scale) == ("rank", "sum", 1.0)
+
+
+def sums_of(one: Scalars, samples: int) -> dict[str, float]:
+    """The plain sums over a rank that follow from its means, or from sums with a factor inside.
+
+    A mean is the sum over its divisor, which is stated or the number of samples.
+    """
+    if one.scope != "rank" or one.reduction not in ("sum", "mean") or has_place(one):
+        return {}
+    divisors = one.denominator or {}
+    return {
+        name: value / one.scale * (divisors.get(name, samples) if one.reduction == "mean" else 1)
+        for name, value in one.fields.items()
+    }
 
 
 def step_tree(record: CaptureRecord) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from trajreplay.schema.bundles.relax.describe import (
     index_tree,
     manifest_tree,
     step_tree,
+    sums_of,
 )
 from trajreplay.schema.bundles.relax.results import TOKEN_COLUMNS
 from trajreplay.schema.bundles.relax.seal import COMPLETE, METADATA
@@ -118,6 +119,7 @@ def _write_rank(
     for name in METADATA:
         _write_json(folder / name, trees[name])
     notes.update(dict.fromkeys(record.notes))
+    notes.update(dict.fromkeys(_converted(record)))
     metadata = {one: hashlib.sha256((folder / one).read_bytes()).hexdigest() for one in METADATA}
     step = record.step_id
     shard = {
@@ -150,6 +152,22 @@ def _refuse_gaps(record: CaptureRecord, declared: set[str], where: str) -> None:
         raise CaptureError(f"{where}: no samples, and a bundle has at least one")
 
 
+def _converted(record: CaptureRecord) -> Iterator[str]:
+    """Which results are given in the way of a bundle, and were recorded in another."""
+    for stage in dict.fromkeys(one.stage for one in record.scalars):
+        names = dict.fromkeys(
+            name
+            for one in record.scalars
+            if one.stage == stage
+            for name in sums_of(one, len(record.samples))
+        )
+        if names:
+            yield (
+                f"{', '.join(names)} of {stage} are sums over each rank in a bundle: they follow "
+                "from the means, or the factors, that were recorded"
+            )
+
+
 def _no_place(records: Sequence[CaptureRecord], bundle_id: str) -> Iterator[str]:
     """What the captures hold and no bundle can, as one sentence."""
     ranks: dict[str, list[int]] = {}
@@ -167,7 +185,7 @@ def _no_place(records: Sequence[CaptureRecord], bundle_id: str) -> Iterator[str]
 def _left_out(record: CaptureRecord) -> Iterator[str]:
     scalars: dict[str, dict[str, None]] = {}
     for one in record.scalars:
-        if not has_place(one):
+        if not has_place(one) and not sums_of(one, 1):
             factor = "" if one.scale == 1.0 else f" times {one.scale:g}"
             of = f"at scope {one.scope} by {one.reduction or 'an unstated reduction'}{factor}"
             scalars.setdefault(f"{one.stage} {of}", {}).update(dict.fromkeys(one.fields))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -118,6 +119,48 @@ def test_what_a_bundle_cannot_say_is_refused_or_noted(lake: Lake, tmp_path: Path
     assert "theirs are given in order of appearance" in written.notes[0]
     with pytest.raises(CaptureError, match="is there already"):
         lake.export_bundles(tmp_path / "out", run="plain")
+
+
+@pytest.mark.parametrize("fault", [0.0, 0.01])
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_means_of_a_rank_become_the_sums_that_a_bundle_has(
+    reduction: str, scale: float, fault: float, lake: Lake, tmp_path: Path
+) -> None:
+    names = ("old_log_probs", "log_probs", "advantages")
+    with lake.capture(
+        run_id="means",
+        rollout_id=3,
+        step_id=0,
+        rank=0,
+        expected_ranks=[0],
+        settings=Settings(loss=LossSettings()),
+        stages=["loss.policy"],
+    ) as capture:
+        capture.samples([sample(row, 2) for row in range(3)])
+        for name in names:
+            capture.tensor(name, np.full(6, -1.0, np.float32))
+        whole = {"loss": 3.0, "pg_loss": 3.0, "pg_clipfrac": 0.0, "ppo_kl": 0.0}
+        factor = scale / (3 if reduction == "mean" else 1)
+        given: dict[str, Any] = {name: (value + fault) * factor for name, value in whole.items()}
+        capture.expected(
+            "loss.policy",
+            scope="rank",
+            reduction=reduction,
+            scale=scale,
+            **given,
+        )
+    before = verdicts(lake)["verdict"]
+    assert before == ("diverged" if fault else "pass")
+    (written,) = lake.export_bundles(tmp_path)
+    again = Lake.create(tmp_path / "again")
+    assert not again.import_files("relax-bundle", written.path).refused
+    assert verdicts(again)["verdict"] == before
+    expected = json.loads((written.path / "expected.json").read_text())["loss.policy"]
+    assert expected == pytest.approx({name: one + fault for name, one in whole.items()}, rel=1e-15)
+    converted = "are sums over each rank in a bundle"
+    assert any(converted in note for note in written.notes) == ((reduction, scale) != ("sum", 1.0))
+    assert not any("no place" in note for note in written.notes)
 
 
 def test_an_incomplete_step_is_not_exported(lake: Lake, tmp_path: Path) -> None:
