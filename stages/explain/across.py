@@ -27,6 +27,7 @@ class Cluster:
         when: When it shows: always, once, since a rollout, an attempt, and at which ranks.
         example: The explanation of the first cohort in full.
         told: Whether a contract check found it, so that the sentence says what is wrong.
+        warns: Whether it is only a warning, by which no stage diverged.
     """
 
     run_id: str
@@ -39,12 +40,13 @@ class Cluster:
     when: str
     example: str
     told: bool = False
+    warns: bool = False
 
     @property
     def text(self) -> str:
         """The cluster in a line."""
         count = f"{len(self.cohorts)} of {self.judged} cohorts"
-        start = f"{self.stage}: {count}, {self.when}:"
+        start = f"{self.stage}: {count}, {self.when}:{' a warning:' if self.warns else ''}"
         if not self.faults:
             return f"{start} {self.sentence}."
         see = f"Known as: {self.known_as}. See: trajreplay faults {self.faults[0]}"
@@ -64,11 +66,11 @@ def clusters(explained: Explained) -> list[Cluster]:
     Args:
         explained: What `explain` found over several cohorts.
     """
-    alike: dict[tuple[str, str, tuple[str, ...]], list[Explanation]] = {}
+    alike: dict[tuple[str, str, tuple[str, ...], bool], list[Explanation]] = {}
     for one in explained.explanations:
         faults = one.first.faults if one.first else ()
-        alike.setdefault((one.cohort.run_id, one.stage, faults), []).append(one)
-    made = [_cluster(explained, *key, found) for key, found in alike.items()]
+        alike.setdefault((one.cohort.run_id, one.stage, faults, one.warns), []).append(one)
+    made = [_cluster(explained, *key[:3], found) for key, found in alike.items()]
     return sorted(made, key=lambda one: (one.run_id, -len(one.cohorts), one.cohorts[0].order))
 
 
@@ -101,6 +103,7 @@ def _cluster(
         _when(judged, diverged, found, stage),
         first.text,
         bool(first.told),
+        first.warns,
     )
 
 

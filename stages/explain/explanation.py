@@ -8,7 +8,9 @@ from typing import Any
 from trajreplay.query import Cohort
 from trajreplay.stages.report import json_float
 
-UNSEARCHED = "tried only what explained cohorts before: "
+UNSEARCHED = "tried only what explained cohorts before"
+# Explanations that are spelt out where several cannot be told apart.
+_SHOWN = 4
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Hypothesis:
         agree: How many it reproduces.
         max_error: The largest error of those.
         exact: Whether all agree within the tolerance; else some only within float32's bound.
+        alike: What else the recorded values equal, by the same faults in other ways.
     """
 
     faults: tuple[str, ...]
@@ -38,6 +41,7 @@ class Hypothesis:
     agree: int
     max_error: float
     exact: bool = True
+    alike: tuple[str, ...] = ()
 
     @property
     def reproduces(self) -> bool:
@@ -60,6 +64,7 @@ class Hypothesis:
             "agree": self.agree,
             "max_error": json_float(self.max_error),
             "exact": self.exact,
+            "alike": list(self.alike),
         }
 
 
@@ -82,7 +87,9 @@ class Explanation:
         audit: Of each recorded field: how many of its values disagree, and how many there are.
         note: What else is to be said, such as why nothing could be tried.
         told: Of what a contract check found: its finding, in words.
-        searched: Whether every fault was tried; not, where many cohorts before had no explanation.
+        searched: Whether every fault was tried; not, where what explained a cohort before explains
+            this one, or where many before had no explanation.
+        warns: Whether it is a warning of a check, by which no stage diverged.
         weights: The newest weight version that sampled it, where that was captured.
     """
 
@@ -99,6 +106,7 @@ class Explanation:
     note: str = ""
     told: str = ""
     searched: bool = True
+    warns: bool = False
     weights: int | None = None
 
     @property
@@ -114,7 +122,8 @@ class Explanation:
         best = self.first
         look = f"Look at: {best.look}. See: trajreplay faults {best.faults[0]}"
         if self.told:
-            return f"{self.stage}: {self.told}. Known as: {best.known_as}. {look}"
+            start = f"{self.stage}: {'a warning: ' if self.warns else ''}"
+            return f"{start}{self.told}. Known as: {best.known_as}. {look}"
         fit = f"max error {_short(best.max_error)} on {best.agree} of {best.values} {self.noun}"
         parts = [
             f"{self.stage}: recorded values equal {best.sentence}",
@@ -125,9 +134,12 @@ class Explanation:
             parts.append("Some agree only within the bound of float32.")
         parts += self._audited
         others = [one.sentence for one in self.hypotheses[1:]]
+        others += [alike for one in self.hypotheses for alike in one.alike]
         if others:
-            more = f" and {len(others) - 3} more" if len(others) > 3 else ""
-            parts.append(f"On this cohort the same as: {'; '.join(others[:3])}{more}.")
+            more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+            parts.append(f"On this cohort the same as: {'; '.join(others[:_SHOWN])}{more}.")
+        if not self.searched:
+            parts.append(f"{UNSEARCHED[0].upper()}{UNSEARCHED[1:]}.")
         return " ".join([*parts, look])
 
     @property
@@ -143,8 +155,9 @@ class Explanation:
         if self.note:
             return f"{self.stage}: {self.note}"
         differ = f"{self.differ} of {self.of} {self.noun} differ"
+        start = "" if self.searched else f"{UNSEARCHED}: "
         parts = [
-            f"{self.stage}: {'' if self.searched else UNSEARCHED}no known fault reproduces this",
+            f"{self.stage}: {start}no known fault reproduces this",
             f"({differ}, by up to {_short(self.misses_by)}).",
         ]
         parts += self._audited
@@ -171,6 +184,7 @@ class Explanation:
             "note": self.note,
             "told": self.told,
             "searched": self.searched,
+            "warns": self.warns,
             "weights": self.weights,
         }
 

@@ -26,7 +26,8 @@ def explain_findings(
         fault = known.get(finding.check)
         if fault is None or finding.severity != severity:
             continue
-        found = Explanation(place, finding.stage or fault.stage, told=_said(finding))
+        stage = finding.stage or fault.stage
+        found = Explanation(place, stage, told=_said(finding), warns=severity == "warning")
         found.hypotheses.append(named(fault, found.told))
         yield found
 

@@ -76,7 +76,8 @@ def explain(
     by_place = {_place(one): one for one in report.cohorts}
     explained.explanations += _findings(report, "error", faults)
     unexplained = Counter[str]()
-    known: dict[str, list[str]] = {}  # by stage, what explained a cohort before
+    known: dict[str, list[tuple[str, ...]]] = {}  # by stage, what explained a cohort before
+    told = {(one.cohort, one.stage) for one in explained.explanations}
     for place, stages in _diverged(report, whole):
         loaded = whole.load(place)
         if isinstance(loaded, LoadedCohort):
@@ -102,8 +103,9 @@ def explain(
                 tired = unexplained[stage] >= SEARCHES
                 explain_stage(block_of(loaded), stage, one, faults, before, only_first=tired)
                 unexplained[stage] += one.first is None
-                if one.first is not None and one.first.faults[0] not in before:
-                    before.insert(0, one.first.faults[0])
+                before += [each.faults for each in one.hypotheses if each.faults not in before]
+                if not one.differ and not one.told and (place, stage) in told:
+                    continue  # a check says why
             explained.explanations.append(one)
     explained.explanations += _findings(report, "warning", faults)
     explained.explanations.sort(key=lambda one: one.cohort.order)

@@ -15,6 +15,7 @@ from trajreplay.stages.explain.explanation import Explanation, Hypothesis
 from trajreplay.stages.explain.findings import named
 from trajreplay.stages.explain.residual import residual_shape
 from trajreplay.stages.faults import Fault, Told, reported
+from trajreplay.stages.group_sizes import group_size_looks
 from trajreplay.stages.values import Values, recompute
 from trajreplay.stages.variants import Variant, varied
 
@@ -39,6 +40,11 @@ class Fit:
     moved: bool
 
     @property
+    def faults(self) -> tuple[str, ...]:
+        """The ids of its faults."""
+        return tuple(fault.id for fault, _ in self.told)
+
+    @property
     def reproduces(self) -> bool:
         """Whether it gives all of it."""
         return self.agree == self.values
@@ -54,7 +60,7 @@ def explain_stage(
     stage: str,
     explanation: Explanation,
     faults: Sequence[Fault],
-    first: Sequence[str] = (),
+    first: Sequence[tuple[str, ...]] = (),
     *,
     only_first: bool = False,
 ) -> None:
@@ -65,8 +71,8 @@ def explain_stage(
         stage: The stage.
         explanation: Gets what is found.
         faults: The catalogue.
-        first: Ids of faults that explained a cohort before: where they do this one, too, nothing
-            else is tried.
+        first: Ids of faults, or of pairs of them, that explained a cohort before: where they do
+            this one, too, nothing else is tried, which is said.
         only_first: Whether nothing else is tried in any case.
     """
     try:
@@ -79,12 +85,9 @@ def explain_stage(
         _agreement(block, stage, explanation, faults)
         return
     mine = [(order, one) for order, one in enumerate(faults) if one.stage == stage and one.tries]
-    known = [pair for pair in mine if pair[1].id in first]
-    fits = [one for one in _singles(block, stage, known, base) if one.reproduces]
-    if not fits and only_first:
-        explanation.residual = residual_shape(block, base)
-        explanation.searched = False
-    elif not fits:
+    fits = _known(block, stage, mine, base, first)
+    explanation.searched = not fits and not only_first
+    if explanation.searched:
         tried = list(_singles(block, stage, mine, base))
         fits = [one for one in tried if one.reproduces]
         if not fits:
@@ -92,13 +95,36 @@ def explain_stage(
         if not fits:
             nearest = max(tried, key=lambda one: (one.agree, -one.order), default=None)
             if nearest is not None and nearest.agree > explanation.of - explanation.differ:
-                explanation.nearest = _hypothesis(nearest)
-            explanation.residual = residual_shape(block, base)
-    kept: list[Fit] = []
+                explanation.nearest = _hypothesis([nearest])
+    if not fits:
+        explanation.residual = residual_shape(block, base)
+    alike: dict[tuple[str, ...], list[Fit]] = {}
     for fit in sorted(fits, key=lambda one: one.rank):
-        if fit.told[0][0].id not in {one.told[0][0].id for one in kept}:
-            kept.append(fit)
-    explanation.hypotheses = [_hypothesis(one) for one in kept]
+        alike.setdefault(fit.faults, []).append(fit)
+    explanation.hypotheses = [_hypothesis(one) for one in alike.values()]
+
+
+def _known(
+    block: Block,
+    stage: str,
+    faults: Sequence[tuple[int, Fault]],
+    base: list[Values],
+    first: Sequence[tuple[str, ...]],
+) -> list[Fit]:
+    """What explained a cohort before and does this one, too: singles, or else pairs."""
+    ids = {one for known in first for one in known}
+    tried = list(_singles(block, stage, [pair for pair in faults if pair[1].id in ids], base))
+    fits = [one for one in tried if one.reproduces]
+    if fits:
+        return fits
+    pairs = {frozenset(one) for one in first if len(one) > 1}
+    moving = [one for one in tried if one.moved]
+    found = (
+        _fit_pair(block, stage, one, other, base)
+        for one, other in combinations(moving, 2)
+        if frozenset(one.faults + other.faults) in pairs
+    )
+    return [one for one in found if one is not None and one.reproduces]
 
 
 def _describe(explanation: Explanation, base: list[Values]) -> None:
@@ -120,11 +146,13 @@ def _largest(one: Values, where: torch.Tensor) -> float:
 
 def _agreement(block: Block, stage: str, explanation: Explanation, faults: Sequence[Fault]) -> None:
     """Why a stage diverged whose recorded values are right."""
-    sizes = block.settings.reward.n_samples_per_prompt
-    if stage != "reward.post_process" or not sizes:
+    own = block.settings.reward
+    sized = stage == "reward.post_process" and own.grouping != "none"
+    if not sized or not group_size_looks(block, None)[0].mismatches:
         explanation.note = "values agree when the whole cohort is recomputed from its own columns"
         return
-    said = f"values agree; groups are not of {sizes} members: some were lost or are not here"
+    size = own.n_samples_per_prompt
+    said = f"values agree; groups are not of {size} members: some were lost or are not here"
     explanation.told = said
     explanation.hypotheses = [named(one, said) for one in faults if one.id == SHORT]
 
@@ -148,14 +176,19 @@ def _pairs(block: Block, stage: str, tried: list[Fit], base: list[Values]) -> It
     best = sorted(moving, key=lambda one: (-len(one.repaired), -one.agree, one.order))[:PAIRED]
     plain = [one for one in moving if one.told[0][1].variant.settings and one not in best]
     for one, other in combinations([*best, *plain[: PAIRED - 4]], 2):
-        pair = (*one.told, *other.told)
-        if pair[0][0].id == pair[1][0].id:
-            continue
-        if pair[0][1].variant.arithmetic and pair[1][1].variant.arithmetic:
-            continue
-        fit = _fit(block, stage, pair, one.order + other.order, base)
+        fit = _fit_pair(block, stage, one, other, base)
         if fit is not None:
             yield fit
+
+
+def _fit_pair(block: Block, stage: str, one: Fit, other: Fit, base: list[Values]) -> Fit | None:
+    """Both at once; None where they are one fault, or two arithmetics."""
+    pair = (*one.told, *other.told)
+    if pair[0][0].id == pair[1][0].id:
+        return None
+    if pair[0][1].variant.arithmetic and pair[1][1].variant.arithmetic:
+        return None
+    return _fit(block, stage, pair, one.order + other.order, base)
 
 
 def _fit(
@@ -194,15 +227,18 @@ def _fit(
     return Fit(told, order, values, agree, max(errors), undecided, frozenset(repaired), moved)
 
 
-def _hypothesis(fit: Fit) -> Hypothesis:
+def _hypothesis(alike: Sequence[Fit]) -> Hypothesis:
+    """The best of some fits by the same faults; the others cannot be told from it."""
+    fit = alike[0]
     settings: dict[str, Any] = {}
     for _, told in fit.told:
         settings |= told.variant.settings
     faults = [fault for fault, _ in fit.told]
+    sentences = list(dict.fromkeys(_sentence(one) for one in alike))
     return Hypothesis(
-        tuple(one.id for one in faults),
+        fit.faults,
         " and ".join(one.name for one in faults),
-        ", and ".join(fault.says(told.detail) for fault, told in fit.told),
+        sentences[0],
         "; ".join(one.look for one in faults),
         tuple(dict.fromkeys(report for one in faults for report in reported(one.references))),
         settings,
@@ -210,4 +246,9 @@ def _hypothesis(fit: Fit) -> Hypothesis:
         fit.agree,
         fit.max_error,
         fit.undecided == 0,
+        tuple(sentences[1:]),
     )
+
+
+def _sentence(fit: Fit) -> str:
+    return ", and ".join(fault.says(told.detail) for fault, told in fit.told)

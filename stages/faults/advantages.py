@@ -93,18 +93,21 @@ def _overwritten(block: Block) -> Iterable[Told]:
     written = constant & ((recorded - reward).abs() > 1e-5 * reward.abs() + 1e-6)
     values = torch.unique(recorded[written])
     own = block.settings.advantage
-    stated = (own.invalid_tool_call, own.malformed_thinking)
-    if not bool(written.any()) or len(values) != 1:
+    stated = [one for one in (own.invalid_tool_call, own.malformed_thinking) if one is not None]
+    narrow = torch.tensor(stated, dtype=torch.float32).double()
+    if not bool(written.any()):
         return
-    value = float(values)
-    if bool(written.all()) and value not in stated:
-        return  # one number for everything would fit anything
+    if not bool(torch.isin(values, narrow).all()):
+        # One number in one place, or everywhere, would fit anything; 0 is what a filter leaves.
+        several = len(torch.unique(owner[written])) > 1 and not bool(written.all())
+        if not several or len(values) > 1 or not float(values):
+            return
 
     def spread(settings: Settings, *given: Tensor) -> Made:
         advantages, returns = own_estimates(block, settings, given)
-        return torch.where(written, value, advantages).to(advantages.dtype), returns
+        return torch.where(written, recorded, advantages).to(advantages.dtype), returns
 
-    yield Told(wrong(spread), f"{value:g}")
+    yield Told(wrong(spread), " and ".join(f"{one:g}" for one in values.tolist()))
 
 
 def _rounded(block: Block) -> Iterable[Told]:

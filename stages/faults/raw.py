@@ -14,11 +14,11 @@ Made = Iterable[tuple[Tensor, str]]
 
 
 def _zero_as_missing(given: Handed) -> Made:
-    """Where the score is 0, and only there, something else was used."""
+    """Wherever the score is 0, and only there, something else was used."""
     zero = given.origin == 0
     odd = zero & (given.recorded != 0)
-    if bool(odd.any()):
-        detail = f"the score, but at {int(odd.sum())} of {int(zero.sum())} samples whose score is 0"
+    if bool(odd.any()) and torch.equal(odd, zero):
+        detail = f"the score, but at all {int(zero.sum())} samples whose score is 0"
         yield torch.where(zero, given.recorded, given.origin), detail
 
 

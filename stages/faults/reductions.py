@@ -139,6 +139,10 @@ def _factor_words(block: Block) -> dict[float, str]:
     return found
 
 
+# A whole number beyond this that nothing of the cohort counts may be one by chance.
+_COUNTLESS = 64
+
+
 def _factors(block: Block) -> Iterable[Told]:
     """A factor between what was recorded and what is right, where it is a plausible one."""
     from trajreplay.stages.values import recompute
@@ -156,10 +160,10 @@ def _factors(block: Block) -> Iterable[Told]:
     factor = float(ratios.median())
     whole = round(factor) if factor > 1 else round(1 / factor)
     exact = float(whole) if factor > 1 else 1 / whole
-    if whole < 2 or whole > 65536 or abs(factor / exact - 1) > 1e-4:
+    counted = words.get(float(whole), "")
+    if whole < 2 or abs(factor / exact - 1) > 1e-4 or (whole > _COUNTLESS and not counted):
         return
     scales = {one.field: exact for one in differing}
-    counted = words.get(float(whole), "")
     what = f"{'times' if factor > 1 else 'divided by'} {whole}"
     yield Told(Variant(scales=scales), f"{what}{f', {counted}' if counted else ''}")
 

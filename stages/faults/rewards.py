@@ -58,7 +58,8 @@ def shaped(block: Block, settings: Settings, raw: Tensor) -> Tensor:
     """
     own = settings.reward
     plain = (own.unit, own.rule, own.combination) == ("sample", "normalise", "sum-then-normalise")
-    if not plain or own.costs or own.baseline not in ("mean", "none"):
+    simple = own.baseline in ("mean", "none") and own.rescale == "none" and not own.costs
+    if not (plain and simple):
         raise StageError("the variant is one of rewards that are normalised sample by sample")
     changes = {"reward.grouping": "none", "reward.clip_after": None}
     plain_settings = with_changes(settings, changes)
@@ -98,6 +99,7 @@ _UNSHAPED: dict[str, object] = {
     "reward.factor": 1.0,
     "reward.costs": {},
     "reward.less_kl": False,
+    "reward.rescale": "none",
     "reward.clip_before": None,
 }
 

@@ -81,7 +81,10 @@ def explanation_of(fault: Fault, seed: int, folder: Path) -> Explanation | None:
         return None if given is None else explain_column(given, fault.stage, PLACE, FAULTS)
     scene = SCENES.get(fault.id, Scene())
     profile = [None, *PROFILES][seed % (len(PROFILES) + 1)]
-    settings = draw.settings(profile, scene.changes)
+    try:
+        settings = draw.settings(profile, scene.changes)
+    except LookupError:
+        return None
     block = block_of(folder, draw, settings, scene.alter, scene.groups)
     faulty = next(_faulty(fault, block, draw, scene), None)
     return None if faulty is None else explained(faulty, fault.stage, FAULTS)

@@ -17,6 +17,7 @@ from tests.helpers.trainer import Sample
 from trajreplay.schema import Settings
 from trajreplay.stages.block import Block
 from trajreplay.stages.outputs import Recorded
+from trajreplay.stages.variants import Variant, varied
 
 Put = Callable[[Block, random.Random], Block | None]
 POLICY = "loss.policy"
@@ -141,6 +142,11 @@ def _view(block: Block, choose: random.Random) -> Block | None:
     return with_columns(block, {"advantages": values})
 
 
+def _left_out(block: Block, choose: random.Random) -> Block | None:
+    """Missing rewards are left out, and the settings say that they are kept."""
+    return varied(block, Variant({"reward.missing": "keep"}), ("reward.post_process",))
+
+
 def _multiplied(block: Block, choose: random.Random) -> Block | None:
     factor = float(choose.choice([2, 3, 4, 8]))
     factor = choose.choice([factor, 1 / factor])
@@ -189,9 +195,11 @@ _OVERLONG = {"reward.overlong_max_length": 4, "reward.overlong_buffer": 2}
 _WHITE_CLIP = {"advantage.clip": (-0.5, 0.5), "advantage.whiten": "cohort"}
 _SIZES = {"reward.n_samples_per_prompt": None}
 _GROUPS = {"reward.grouping": "group", "reward.rule": "normalise", "reward.unit": "sample"}
-_PLAIN = {**_GROUPS, **_SIZES}
+_PLAIN = {**_GROUPS, **_SIZES, "reward.baseline": "mean"}
+_MISSING = {**_PLAIN, "reward.lone": "zero", "reward.weights": {}, "reward.source": "sample"}
 _SQUARE = {"advantage.whiten": "cohort", "advantage.clip": None}
 _SPAN = {"advantage.estimator": "grpo", "advantage.whiten": "none", "advantage.clip": None}
+_OLD = {"loss.surrogate": "ppo-clip", "loss.ratio": "token", "loss.old_source": "old"}
 _MIXED = Scene(_GROUPS, _mixed, groups=(3, 6))
 
 # Faults that need more than a drawn cohort has.
@@ -206,9 +214,11 @@ SCENES: Mapping[str, Scene] = {
     "reward.stride-tail": Scene(_PLAIN, _short, groups=(2, 5)),
     "reward.lone": Scene(_PLAIN, _lone, groups=(2, 5)),
     "reward.missing-counted": Scene(
-        {**_PLAIN, "reward.missing": "exclude"}, _missing, finite=False
+        {**_MISSING, "reward.missing": "exclude"}, _missing, finite=False
     ),
-    "reward.missing-excluded": Scene({**_PLAIN, "reward.missing": "keep"}, _missing, finite=False),
+    "reward.missing-excluded": Scene(
+        {**_MISSING, "reward.missing": "exclude"}, _missing, _left_out, finite=False
+    ),
     "reward.grouped-by-prompt": Scene(
         {**_PLAIN, "reward.grouping": "batch"}, _mixed, groups=(3, 6)
     ),
@@ -229,7 +239,7 @@ SCENES: Mapping[str, Scene] = {
     "loss.log-ratio-clamp": Scene({"loss.log_ratio_clamp": (-0.05, 0.05)}),
     "loss.sequence-clip-off": Scene({"loss.opsm_delta": 1e-4}),
     "loss.factor": Scene(put=_multiplied),
-    "loss.nan": Scene({"loss.surrogate": "ppo-clip"}, _masked, _leaking, finite=False),
+    "loss.nan": Scene(_OLD, _masked, _leaking, finite=False),
     "loss.infinite-weight": Scene(
         {"loss.correction": "sequence-mask", "loss.correction_bounds": (0.9, 1.05)},
         _overflowing,

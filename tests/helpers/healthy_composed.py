@@ -32,6 +32,8 @@ from trajreplay.stages.whole import WholeCohorts
 from trajreplay.writer.outputs import make_outputs
 
 Changes = Mapping[str, Any]
+# Settings drawn before none that can be recomputed are believed to be there.
+_PATIENCE = 500
 _TOKENS = (
     *("rollout_log_probs", "old_log_probs", "ref_log_probs", "log_probs", "entropy"),
     *("values", "old_values", "token_rewards", "teacher_log_probs", "sum_pi_squared"),
@@ -87,11 +89,15 @@ class Draw:
         Args:
             profile: What they start from.
             needed: Changes that are made in any case.
+
+        Raises:
+            LookupError: What is needed contradicts the profile.
         """
-        while True:
+        for _ in range(_PATIENCE):
             found = self._settings(profile, needed)
             if found is not None:
                 return found
+        raise LookupError(f"no settings of {profile} with {needed}")
 
     def _settings(self, profile: str | None, needed: Changes) -> Settings | None:
         own = {
