@@ -127,23 +127,9 @@ def _lines(found: Explained, across: bool, everything: bool) -> Iterator[str]:
         yield printable(f"{place}: {text}" if place else text)
     if len(told) > len(shown):
         yield f"and {counted(len(told) - len(shown), 'further explanation')} (--all shows them)"
-    yield from _rounded(found)
+    yield from (one.text for one in found.rounded)
     if not told:
         yield f"{found.report.verdict}: nothing diverged"
-
-
-def _rounded(found: Explained) -> Iterator[str]:
-    """Stages that differ by no more than their arithmetic rounds."""
-    errors: dict[str, list[float]] = {}
-    for cohort in found.report.cohorts:
-        for one in cohort.stages:
-            if one.verdict == "precision":
-                errors.setdefault(one.stage, []).append(one.max_abs_error or 0.0)
-    for stage, values in errors.items():
-        yield (
-            f"{stage}: {counted(len(values), 'cohort')} differ by up to {max(values):.3g}, within "
-            "the bound of their rounding: explained by dtype or reduction order alone"
-        )
 
 
 def _alike(found: Explained) -> list[list[Explanation]]:

@@ -3,6 +3,7 @@
 from trajreplay.stages.explain.across import Cluster, clusters
 from trajreplay.stages.explain.explanation import Explanation, Hypothesis
 from trajreplay.stages.explain.non_finite import FirstNonFinite
+from trajreplay.stages.explain.rounding import Rounded
 from trajreplay.stages.explain.run import Explained, explain
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "Explanation",
     "FirstNonFinite",
     "Hypothesis",
+    "Rounded",
     "clusters",
     "explain",
 ]

@@ -14,6 +14,7 @@ from trajreplay.stages.explain.findings import explain_findings
 from trajreplay.stages.explain.handoffs import explain_handoffs
 from trajreplay.stages.explain.non_finite import FirstNonFinite, first_non_finite
 from trajreplay.stages.explain.raw_rewards import explain_raw_rewards
+from trajreplay.stages.explain.rounding import Rounded, rounded_stages
 from trajreplay.stages.explain.search import explain_stage
 from trajreplay.stages.faults import Fault, catalogue
 from trajreplay.stages.judge import DEFAULT_MEMORY_BYTES
@@ -35,11 +36,13 @@ class Explained:
         report: The replay's report.
         explanations: By cohort: errors of contract checks, what diverged, their warnings.
         non_finite: Of diverged cohorts that hold NaN or infinities, where the first one entered.
+        rounded: Stages that differ, and by no more than dtype and reduction order explain.
     """
 
     report: Report
     explanations: list[Explanation] = field(default_factory=list)
     non_finite: list[FirstNonFinite] = field(default_factory=list)
+    rounded: list[Rounded] = field(default_factory=list)
 
     def of(self, cohort: CohortReport) -> list[Explanation]:
         """What is known of one cohort of the report."""
@@ -52,6 +55,7 @@ class Explained:
             **self.report.to_json(),
             "explanations": [one.to_json() for one in self.explanations],
             "non_finite": [one.to_json() for one in self.non_finite],
+            "rounded": [one.to_json() for one in self.rounded],
         }
 
 
@@ -71,7 +75,7 @@ def explain(
     """
     faults = catalogue()
     report = replay(catalog, selection, memory_bytes=memory_bytes, progress=progress, **options)
-    explained = Explained(report)
+    explained = Explained(report, rounded=rounded_stages(report))
     whole = WholeCohorts(catalog, select(catalog, selection), memory_bytes=memory_bytes)
     by_place = {_place(one): one for one in report.cohorts}
     explained.explanations += _findings(report, "error", faults)

@@ -199,6 +199,8 @@ _PLAIN = {**_GROUPS, **_SIZES, "reward.baseline": "mean"}
 _MISSING = {**_PLAIN, "reward.lone": "zero", "reward.weights": {}, "reward.source": "sample"}
 _SQUARE = {"advantage.whiten": "cohort", "advantage.clip": None}
 _SPAN = {"advantage.estimator": "grpo", "advantage.whiten": "none", "advantage.clip": None}
+_KL_LOSS = {"loss.kl_loss_coef": 0.1}
+_WEIGHED = {"loss.correction": "tis", "loss.correction_bounds": (0.9, 1.05)}
 _OLD = {"loss.surrogate": "ppo-clip", "loss.ratio": "token", "loss.old_source": "old"}
 _MIXED = Scene(_GROUPS, _mixed, groups=(3, 6))
 
@@ -231,6 +233,9 @@ SCENES: Mapping[str, Scene] = {
     "reward.clip-off": Scene({"reward.clip_after": (-0.5, 0.5)}),
     "reward.clip-exchanged": Scene({"reward.clip_before": (0.25, 0.75)}),
     "kl.log-ratio-clamp": Scene({"kl.log_ratio_clamp": (-0.1, 0.1), "kl.coef": 0.1}),
+    "kl.on": Scene({"kl.coef": 0.0}),
+    "kl.roles": Scene({"kl.coef": 0.1, "kl.estimator": "k3"}),
+    "kl.squared-twice": Scene({"kl.coef": 0.1, "kl.estimator": "k2"}),
     "kl.leaked": Scene({"kl.coef": 0.1}, _masked, _kl_leaking, finite=False),
     "advantage.wrong-axis": Scene(_SQUARE, _square),
     "advantage.clip-off": Scene({"advantage.clip": (-0.5, 0.5)}),
@@ -239,6 +244,13 @@ SCENES: Mapping[str, Scene] = {
     "loss.log-ratio-clamp": Scene({"loss.log_ratio_clamp": (-0.05, 0.05)}),
     "loss.sequence-clip-off": Scene({"loss.opsm_delta": 1e-4}),
     "loss.factor": Scene(put=_multiplied),
+    "loss.kl-sign": Scene(_KL_LOSS),
+    "loss.kl-estimator": Scene(_KL_LOSS),
+    "loss.weight-of-current": Scene(_WEIGHED),
+    "loss.weight-inverted": Scene(_WEIGHED),
+    "loss.dual-clip-positive": Scene(_OLD),
+    "loss.optimistic": Scene(_OLD),
+    "loss.clipped-alone": Scene(_OLD),
     "loss.nan": Scene(_OLD, _masked, _leaking, finite=False),
     "loss.infinite-weight": Scene(
         {"loss.correction": "sequence-mask", "loss.correction_bounds": (0.9, 1.05)},
