@@ -131,15 +131,18 @@ class WrongAdvantages:
 class WrongLosses:
     """Other arithmetic for loss.policy, called as `LossKernel` is.
 
-    Besides its terms it says which tokens are summed, and which are counted.
+    It gives the terms of each token by scalar or, where not all trained tokens are summed and
+    counted, `PolicyTerms`.
     """
 
-    function: Callable[[Settings, Mapping[str, Tensor], Tensor, Tensor], PolicyTerms]
+    function: Callable[
+        [Settings, Mapping[str, Tensor], Tensor, Tensor], PolicyTerms | dict[str, Tensor]
+    ]
     what: str = "variant"
 
     def losses(
         self, settings: Settings, columns: Mapping[str, Tensor], mask: Tensor, offsets: Tensor
-    ) -> PolicyTerms:
+    ) -> PolicyTerms | dict[str, Tensor]:
         """The terms of each token, by scalar."""
         return self.function(settings, columns, mask, offsets)
 

@@ -83,19 +83,19 @@ def _leaked(block: Block) -> Iterable[Told]:
 
 FAULTS = (
     fault(
+        "source",
+        "sampler and trainer log-probs exchanged",
+        "the KL of the {} log-probs",
+        "kl.policy_source",
+        each("kl.policy_source", ("old", "rollout")),
+    ),
+    fault(
         "other-column",
         "log-probs of another model or time",
         "the KL with {}",
         "which log-probs stand for policy and reference; kl.policy_source",
         _stale,
         "K-069",
-    ),
-    fault(
-        "source",
-        "sampler and trainer log-probs exchanged",
-        "the KL of the {} log-probs",
-        "kl.policy_source",
-        each("kl.policy_source", ("old", "rollout")),
     ),
     fault(
         "shifted",

@@ -196,7 +196,12 @@ _WHITE_CLIP = {"advantage.clip": (-0.5, 0.5), "advantage.whiten": "cohort"}
 _SIZES = {"reward.n_samples_per_prompt": None}
 _GROUPS = {"reward.grouping": "group", "reward.rule": "normalise", "reward.unit": "sample"}
 _PLAIN = {**_GROUPS, **_SIZES, "reward.baseline": "mean"}
-_MISSING = {**_PLAIN, "reward.lone": "zero", "reward.weights": {}, "reward.source": "sample"}
+_MISSING: dict[str, Any] = {
+    **_PLAIN,
+    "reward.lone": "zero",
+    "reward.weights": {},
+    "reward.source": "sample",
+}
 _SQUARE = {"advantage.whiten": "cohort", "advantage.clip": None}
 _SPAN = {"advantage.estimator": "grpo", "advantage.whiten": "none", "advantage.clip": None}
 _KL_LOSS = {"loss.kl_loss_coef": 0.1}

@@ -41,8 +41,8 @@ def _explained(
     folder: Path, samples: list[Sample], expected: Mapping[int, list[Expected]] | None = None
 ) -> Explained:
     lake = Lake.create(folder / "lake")
-    options = {} if expected is None else {"expected": expected}
-    write_whole(lake, samples, PLAIN, settings=PLAIN.full, **options)
+    scalars = rank_sums(Trainer(PLAIN), halves(samples)) if expected is None else expected
+    write_whole(lake, samples, PLAIN, settings=PLAIN.full, expected=scalars)
     return lake.explain()
 
 
