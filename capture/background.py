@@ -11,11 +11,12 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from trajreplay.capture.heartbeat import Noted, resolved
+from trajreplay.capture.notes import Notes
 from trajreplay.capture.reasons import reason_of
 from trajreplay.schema.events import dump_detail
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from trajreplay.schema.identity import CaptureKey
     from trajreplay.schema.store import Store
 
+Account = Literal["queue", "ring"]
 THREAD = "trajreplay-writer"
 _NICE = 19
 _GRACE_S = 1.0  # for the entries that say what was dropped, once the time to write it is over
@@ -41,6 +43,7 @@ class Handoff:
         identity: Arguments of `Lake.capture`.
         pending: What was recorded; None once it is given up.
         reason: Why it is given up.
+        sources: Rollouts that its samples come from, where it is a step.
         events: Instead of a capture of samples, events; identity then has arguments of
             `commit_events`.
     """
@@ -48,6 +51,7 @@ class Handoff:
     identity: Mapping[str, Any]
     pending: Pending | None
     reason: str = ""
+    sources: Sequence[int] = ()
     events: Sequence[Noted] = ()
 
     @property
@@ -57,11 +61,10 @@ class Handoff:
 
     def given_up(self, reason: str) -> Handoff:
         """The same capture without its data."""
-        if self.events:  # too few bytes to be in the way
+        if self.pending is None:  # given up before, for a reason of its own, or events
             return self
-        if self.pending is not None:
-            self.pending.copier.release()
-        return Handoff(self.identity, None, reason)
+        self.pending.copier.release()
+        return replace(self, pending=None, reason=reason)
 
 
 class Background:
@@ -72,10 +75,12 @@ class Background:
         queue_bytes: Most that may wait.
         wait_s: How long `put` may wait for room.
         close_s: How long the end of the program may wait.
+        ring_bytes: Most that may wait of what the ring held.
+        strict: Whether to keep what goes wrong for who calls.
         written: Is called whenever a capture was committed.
 
     Attributes:
-        errors: What went wrong while writing.
+        errors: What went wrong while writing, where that is asked for.
         closing_s: How long the end waited. Seconds.
     """
 
@@ -86,14 +91,19 @@ class Background:
         queue_bytes: int,
         wait_s: float,
         close_s: float,
+        ring_bytes: int = 0,
+        strict: bool = False,
         written: Callable[[], None] = lambda: None,
     ) -> None:
-        self._lake, self._written = lake, written
+        self._lake, self._strict, self._written = lake, strict, written
         self._close_s = close_s
-        self._queue_bytes, self._wait_s = queue_bytes, wait_s
+        self._wait_s = wait_s
+        self._limits: dict[Account, int] = {"queue": queue_bytes, "ring": ring_bytes}
+        self._waiting: dict[Account, int] = {"queue": 0, "ring": 0}
         # To put something there wakes the thread for less than a condition takes.
-        self._queue: SimpleQueue[Handoff | None] = SimpleQueue()
-        self._unwritten = self._waiting_bytes = 0
+        self._queue: SimpleQueue[tuple[Handoff, Account] | None] = SimpleQueue()
+        self._unwritten = 0
+        self._notes = Notes(self._commit)
         self._closing = self._hurried = False
         self._changed = threading.Condition()
         self._warned: set[str] = set()
@@ -104,19 +114,25 @@ class Background:
         self._thread.start()
         atexit.register(self._at_exit)
 
-    def put(self, handoff: Handoff) -> str:
-        """Hand a capture over; returns why its data was given up, or nothing."""
+    def put(self, handoff: Handoff, account: Account = "queue") -> str:
+        """Hand a capture over; returns why its data was given up, or nothing.
+
+        Args:
+            handoff: The capture.
+            account: Which bound its memory counts for: that of the queue, or that of the ring,
+                where it was in the ring before.
+        """
         size = handoff.held_bytes
         with self._changed:
             if self._closing or not self._thread.is_alive():
                 handoff.given_up("")  # nobody is there to note it in the lake
                 return "the recorder was closed before"
-            if not self._has_room(size) and not self._changed.wait_for(
-                lambda: self._has_room(size), self._wait_s
+            if not self._has_room(size, account) and not self._changed.wait_for(
+                lambda: self._has_room(size, account), self._wait_s
             ):
                 reason = (
-                    f"queue full: {self._waiting_bytes} bytes wait to be written, {size} more "
-                    f"would exceed {self._queue_bytes}"
+                    f"{account} full: {self._waiting[account]} bytes wait to be written, {size} "
+                    f"more would exceed {self._limits[account]}"
                 )
             else:
                 reason = ""
@@ -124,18 +140,19 @@ class Background:
                 handoff = handoff.given_up(reason)
                 size = handoff.held_bytes
             self._unwritten += 1
-            self._waiting_bytes += size
-            self._queue.put(handoff)
+            self._waiting[account] += size
+            self._queue.put((handoff, account))
         return reason
 
-    def _has_room(self, size: int) -> bool:
+    def _has_room(self, size: int, account: Account) -> bool:
         """One capture may always wait, however large it is."""
-        return not self._waiting_bytes or self._waiting_bytes + size <= self._queue_bytes
+        waiting = self._waiting[account]
+        return not waiting or waiting + size <= self._limits[account]
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until all that was handed over is written; returns whether it is."""
         with self._changed:
-            return self._changed.wait_for(self._is_done, timeout_s)
+            return self._changed.wait_for(self._is_done, timeout_s) and not self._notes.left
 
     def _is_done(self) -> bool:
         return not self._unwritten
@@ -150,41 +167,51 @@ class Background:
         if self._pid != os.getpid():  # a forked child has no such thread
             return True
         started = time.monotonic()
-        done = self.flush(timeout_s)
-        self.closing_s = time.monotonic() - started
         with self._changed:
+            done = self._changed.wait_for(self._is_done, timeout_s)
+            self.closing_s = time.monotonic() - started
             self._hurried, self._closing = not done, True
             self._queue.put(None)
-        if not done:
-            done = self.flush(_GRACE_S)
+            if not done:
+                done = self._changed.wait_for(self._is_done, _GRACE_S)
         self._thread.join(_GRACE_S if done else 0.0)
         if self._thread.is_alive():
             atexit.register(leave_alone, self._thread)
-        return done
+        return done and not self._notes.left
 
     def _at_exit(self) -> None:
         if not self.close(self._close_s):
+            left = self._unwritten + self._notes.left
             sys.stderr.write(
-                f"trajreplay: {self._unwritten} captures were not written to {self._lake} within "
+                f"trajreplay: {left} captures were not written to {self._lake} within "
                 f"{self.closing_s:.0f} s, nor could that be noted there\n"
             )
         leave_alone(self._thread)
 
     def _run(self) -> None:
         make_nice()
-        while (handoff := self._queue.get()) is not None:
-            size = handoff.held_bytes
-            if self._hurried and handoff.pending is not None:
-                handoff = handoff.given_up("the program ended before it was written")
-            try:
-                self._write(handoff)
-                self._written()
-            except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
-                self._failed(handoff, error)
+        while (given := self._queue.get()) is not None:
+            size, account = given[0].held_bytes, given[1]
+            self._take(given[0])
+            del given  # it is not held while the next one is waited for
             with self._changed:
                 self._unwritten -= 1
-                self._waiting_bytes -= size
+                self._waiting[account] -= size
                 self._changed.notify_all()
+        self._notes.retry()
+
+    def _take(self, handoff: Handoff) -> None:
+        if self._hurried:
+            handoff = handoff.given_up("the program ended before it was written")
+        self._notes.retry()
+        try:
+            self._commit(handoff)
+        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+            self._failed(handoff, error)
+
+    def _commit(self, handoff: Handoff) -> None:
+        self._write(handoff)
+        self._written()
 
     def _write(self, handoff: Handoff) -> None:
         from trajreplay.schema.lakefile import open_lake
@@ -210,13 +237,17 @@ class Background:
 
     def _failed(self, handoff: Handoff, error: Exception) -> None:
         """Say so once for each kind of error, and note in the lake what is not there."""
-        self.errors.append(error)
         reason = reason_of(error)
         self.warn(type(error).__name__, f"a capture was not written: {error}")
-        if handoff.pending is not None:
-            with contextlib.suppress(Exception):  # else its entry is missing, which tells as much
-                self._write(handoff.given_up(reason))
-                self._written()
+        self._notes.add(handoff.given_up(reason))
+        self._notes.retry()
+        self.keep(error)
+
+    def keep(self, error: Exception) -> None:
+        """Keep an error where that is asked for, without its frames, which hold the capture."""
+        if self._strict:
+            error.__cause__ = error.__context__ = None
+            self.errors.append(error.with_traceback(None))
 
     def warn(self, kind: str, message: str) -> None:
         """Warn, once for each kind."""

@@ -7,7 +7,7 @@ import itertools
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -16,6 +16,13 @@ from trajreplay.schema.errors import CaptureError
 
 if TYPE_CHECKING:
     import torch
+
+
+class Rows(Protocol):
+    """Values of some samples, once they are asked for."""
+
+    def rows(self) -> list[Any]:
+        """One value a sample."""
 
 
 class Block(NamedTuple):

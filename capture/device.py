@@ -96,22 +96,25 @@ class DeviceScalar:
     def __init__(self, value: torch.Tensor, cloned: Any) -> None:
         self._value, self._cloned = value, cloned
 
-    def __float__(self) -> float:
+    def is_there(self) -> bool:
+        """Whether reading it waits for nothing that a stream still has to do."""
+        return self._cloned is None or self._cloned.query()
+
+    def item(self) -> Any:
+        """Its value; waits for it."""
         if self._cloned is not None:  # the thread that reads has a stream of its own
             self._cloned.synchronize()
-        return float(self._value)
+        return self._value.item()
+
+    def __float__(self) -> float:
+        return float(self.item())
 
 
-def kept(value: Any) -> Any:
-    """A scalar as it is now: a number, or what is read later where it is on a device."""
-    if not hasattr(value, "detach"):
-        return value
-    value = value.detach()
-    if value.device.type == "cpu":
-        return float(value)
-    clone, cloned = value.clone(), None
+def cloned(value: torch.Tensor) -> DeviceScalar:
+    """A scalar of a device, in no graph, as it is now."""
+    clone, event = value.clone(), None
     if value.is_cuda:
         import torch
 
-        cloned = torch.cuda.current_stream(value.device).record_event()
-    return DeviceScalar(clone, cloned)
+        event = torch.cuda.current_stream(value.device).record_event()
+    return DeviceScalar(clone, event)

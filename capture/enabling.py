@@ -78,18 +78,20 @@ def enable(
         parallel: Where this rank stands in each parallel dimension.
         producer: The program that captures.
         records: Whether this rank has something to record; by default where it is the first of
-            its tensor-parallel group, since the others hold copies.
+            its tensor-parallel group, since the others hold copies, and on the last pipeline
+            stage, since the others compute no loss.
         group: The process group that records, where it is not all processes; they call it.
         alone: Whether this process is the only one that records, and asks no others.
         shared: Whether it becomes the recorder of this process, in the place of the one before.
 
     Returns:
-        The recorder; one that does nothing where this rank records nothing, or where the lake
-        cannot be written, which is warned of.
+        The recorder; one that does nothing where this rank records nothing, or where the ranks
+        cannot agree on an attempt or the lake cannot be written, which is warned of.
 
     Raises:
         SchemaError: An argument is wrong.
-        CaptureError: The ranks cannot agree on an attempt; under `strict`, the lake is not there.
+        CaptureError: Under `strict`, what is only warned of otherwise.
+        DatasetError: Likewise.
     """
     from trajreplay.capture.background import warn
     from trajreplay.capture.live import LiveRecorder
@@ -97,7 +99,7 @@ def enable(
 
     mine = records
     if mine is None:
-        mine = parallel is None or parallel.tensor_rank == 0
+        mine = parallel is None or (parallel.tensor_rank == 0 and parallel.is_last_stage)
     try:
         place = agree(
             switches.lake,

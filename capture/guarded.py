@@ -6,11 +6,12 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from trajreplay.capture.reasons import reason_of
 from trajreplay.capture.recorder import Recorder
 
+Level = Literal["rollout", "step"]
 _TOLD = (
     *("begin_rollout", "record", "end_rollout", "begin_step", "end_step"),
     *("record_policy_loss", "record_value_loss", "record_scalars"),
@@ -48,6 +49,10 @@ class Guarded(Recorder):
         """Give up what was being recorded, and warn once; raise where that is asked for."""
         raise NotImplementedError
 
+    def interrupted(self, level: Level, reason: str) -> None:
+        """Give up what is open, since an exception ends the block of a rollout or step."""
+        raise NotImplementedError
+
     @contextmanager
     def guard(self, where: str) -> Iterator[None]:
         """As of `Recorder`."""
@@ -73,9 +78,9 @@ class Guarded(Recorder):
         self.end_step()
 
     @contextmanager
-    def _dropping(self, level: str) -> Iterator[None]:
+    def _dropping(self, level: Level) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            self.drop(f"the {level} ended with {reason_of(error)}")
+            self.interrupted(level, f"the {level} ended with {reason_of(error)}")
             raise

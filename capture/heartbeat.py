@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from trajreplay.capture.device import DeviceScalar, kept
+from trajreplay.capture.device import DeviceScalar
+from trajreplay.capture.values import number, read
 from trajreplay.schema.events import ENDED_CLEAN, HEARTBEAT, HEARTBEAT_FIELDS, TERMINAL
 from trajreplay.schema.records import SampleRecord
 
@@ -18,6 +20,31 @@ FAILED = "failed"
 _AT_ONCE = 64
 _LATEST_S = 10.0  # what a killed process may lose
 Noted = tuple[str, int, dict[str, Any]]  # the event, its time in microseconds, its fields
+
+
+class Reduced(NamedTuple):
+    """A number that several make, once they are read from a device.
+
+    Args:
+        reduce: Makes it.
+        values: What `number` gave.
+    """
+
+    reduce: Callable[[Sequence[float]], float | None]
+    values: Sequence[Any]
+
+    @classmethod
+    def of(cls, reduce: Callable[[Sequence[float]], float | None], values: Sequence[Any]) -> Any:
+        """The number where all values are there, else what becomes it; None of no values."""
+        told = [one for one in values if one is not None]
+        if not told:
+            return None
+        one = cls(reduce, told)
+        return one if any(isinstance(value, DeviceScalar) for value in told) else one.read()
+
+    def read(self) -> float | None:
+        """The number; waits for a device."""
+        return self.reduce([read(one) for one in self.values])
 
 
 @dataclass
@@ -31,8 +58,11 @@ class Beat:
     rollout_id: int
     step_id: int
     _losses: dict[int | None, Any] = field(default_factory=dict)
-    _rewards: list[float | None] = field(default_factory=list)
-    _truncated: list[bool | None] = field(default_factory=list)
+    _rewards: list[Any] = field(default_factory=list)
+    _truncated: list[Any] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"step {self.rollout_id}:{self.step_id}"
 
     def micro_batch(
         self, index: int | None, samples: Sequence[SampleRecord], scalars: Mapping[str, Any]
@@ -40,22 +70,22 @@ class Beat:
         """Note one micro-batch, once however often it is seen."""
         if index in self._losses:
             return
-        self._losses[index] = kept(scalars.get("loss"))
-        self._rewards += [one.raw_reward for one in samples]
-        self._truncated += [one.truncated for one in samples]
+        self._losses[index] = number(scalars.get("loss"))
+        self._rewards += [number(one.raw_reward) for one in samples]
+        self._truncated += [number(one.truncated) for one in samples]
+
+    @property
+    def losses(self) -> list[Any]:
+        """The losses of its micro-batches."""
+        return list(self._losses.values())
 
     def fields(self) -> dict[str, Any]:
         """The fields of its heartbeat; numbers on a device are not waited for."""
         found: dict[str, Any] = {"rollout_id": self.rollout_id, "step_id": self.step_id}
-        losses = list(self._losses.values())
-        if losses and all(one is not None for one in losses):
-            found["loss"] = losses  # what was propagated back adds up to the loss of the step
-        rewards = [one for one in self._rewards if one is not None and not math.isnan(one)]
-        truncated = [one for one in self._truncated if one is not None]
-        if rewards:
-            found["reward_mean"] = sum(rewards) / len(rewards)
-        if truncated:
-            found["truncation_rate"] = sum(truncated) / len(truncated)
+        if None not in self._losses.values():
+            found["loss"] = Reduced.of(_sum, self.losses)  # what was propagated back adds up to it
+        found["reward_mean"] = Reduced.of(_mean, self._rewards)
+        found["truncation_rate"] = Reduced.of(_mean, self._truncated)
         return found
 
 
@@ -79,8 +109,12 @@ class Heartbeats:
             beat: What was seen of it.
             given: What the trainer says of it; fields that a heartbeat has none of are left out.
         """
-        self._steps = int(given.get("step", self._steps + 1))
-        told = {name: kept(value) for name, value in given.items() if name in _FIELDS}
+        told = {
+            name: plain
+            for name, value in given.items()
+            if name in _FIELDS and (plain := number(value)) is not None
+        }
+        self._steps = _whole(told.get("step"), self._steps + 1)
         fields = {**beat.fields(), **told, "step": self._steps}
         self._waiting.append((HEARTBEAT, _now_us(), fields))
         if len(self._waiting) >= _AT_ONCE or time.monotonic() - self._since > _LATEST_S:
@@ -117,15 +151,32 @@ def problem_of_end(handled: BaseException | None, unended: Sequence[str]) -> str
 
 
 def resolved(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields as plain numbers and texts: losses added up, those on a device read."""
-    return {
-        name: math.fsum(map(float, value))
-        if isinstance(value, list)
-        else float(value)
-        if isinstance(value, DeviceScalar)
-        else value
-        for name, value in fields.items()
-    }
+    """Fields as plain numbers and texts; one that cannot be read is left out, and no other."""
+    found = {}
+    for name, value in fields.items():
+        with contextlib.suppress(RuntimeError, TypeError, ValueError, OverflowError):
+            plain = value.read() if isinstance(value, Reduced) else read(value)
+            if plain is not None:
+                found[name] = plain
+    return found
+
+
+def _sum(values: Sequence[float]) -> float:
+    try:
+        return math.fsum(values)
+    except (ValueError, OverflowError):  # infinities of both signs, or a sum beyond all numbers
+        return float(sum(values))
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    told = [one for one in values if not math.isnan(one)]
+    return _sum(told) / len(told) if told else None
+
+
+def _whole(value: Any, default: int) -> int:
+    """A count of steps; the default where it is none, or not read yet."""
+    known = isinstance(value, (int, float)) and math.isfinite(value)
+    return int(value) if known else default
 
 
 def _now_us() -> int:

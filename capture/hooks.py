@@ -59,6 +59,6 @@ def record_value_loss(
     recorder().record_value_loss(micro_batch, samples, **given)
 
 
-def end_step(**scalars: float) -> None:
+def end_step(**scalars: Any) -> None:
     """As of `Recorder.end_step`."""
     recorder().end_step(**scalars)

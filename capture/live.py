@@ -8,14 +8,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trajreplay.capture.copies import Copier
-from trajreplay.capture.guarded import guarded, uncompiled
+from trajreplay.capture.guarded import Level, guarded, uncompiled
 from trajreplay.capture.heartbeat import Beat, Heartbeats, problem_of_end
-from trajreplay.capture.losses import Level, Losses
+from trajreplay.capture.losses import Losses
 from trajreplay.capture.outlet import Outlet
 from trajreplay.capture.pending import Pending
 from trajreplay.capture.reasons import reason_of
 from trajreplay.capture.slots import Slots
-from trajreplay.schema.errors import CaptureError
+from trajreplay.capture.values import number
+from trajreplay.schema.errors import CaptureError, listed
 
 if TYPE_CHECKING:
     from trajreplay.capture.ranks import Place
@@ -53,6 +54,7 @@ class LiveRecorder(Losses):
         self._gradients = switches.gradients
         self._stages: dict[Level, Stages] = {"rollout": rollout_stages, "step": step_stages}
         self._open: dict[Level, Pending | None] = {}
+        self._given_up: set[Level] = set()  # what was dropped while the training goes on with it
         self._routing: Mapping[str, Any] = {}
         self._slots = Slots(switches.queue_bytes, switches.device_bytes)
         self._outlet = Outlet(
@@ -90,6 +92,7 @@ class LiveRecorder(Losses):
     @guarded
     def begin_step(self, rollout_id: int, step_id: int, **options: Any) -> None:
         """As of `Recorder`."""
+        self._settle_beat({})  # of a step that was begun and never ended
         self._beat = Beat(rollout_id, step_id)
         self._begin("step", rollout_id, step_id, **options)
 
@@ -104,6 +107,7 @@ class LiveRecorder(Losses):
         cohort_size: int | None = None,
     ) -> None:
         uncompiled(self)
+        self._given_up.discard(level)
         if (before := self._open.pop(level, None)) is not None:
             before.fail(f"it was not ended when {level} {rollout_id} began")
             self._outlet.take(before)
@@ -148,6 +152,8 @@ class LiveRecorder(Losses):
 
     def _recording(self, level: Level) -> Pending | None:
         """The open capture; None where it is not selected, or is given up already."""
+        if level in self._given_up:
+            return None
         if level not in self._open:
             raise CaptureError(
                 f"something is recorded of a {level}, and none was begun",
@@ -162,16 +168,30 @@ class LiveRecorder(Losses):
         self._end("rollout")
 
     @guarded
-    def end_step(self, **scalars: float) -> None:
+    def end_step(self, **scalars: Any) -> None:
         """As of `Recorder`."""
+        self._outlet.look()  # before one more step makes the ring let go of the oldest
+        beat = self._settle_beat(scalars)
         pending = self._end("step")
+        if beat is not None:
+            told: dict[str, list[Any]] = {} if pending is None else pending.seen
+            for name, value in scalars.items():
+                told.setdefault(name, []).append(number(value))
+            # Also what came after its capture was given up.
+            told.setdefault("loss", []).extend(beat.losses)
+            self._outlet.check(str(beat), told)
+
+    def _settle_beat(self, scalars: Mapping[str, Any]) -> Beat | None:
+        """Note the heartbeat of the open step, whatever became of its capture."""
         beat, self._beat = self._beat, None
         if beat is not None:
             self._heartbeats.add(beat, scalars)
-        if pending is not None:
-            self._outlet.check(pending, scalars)
+        return beat
 
     def _end(self, level: Level) -> Pending | None:
+        if level in self._given_up:
+            self._given_up.remove(level)
+            return None
         if level not in self._open:
             raise CaptureError(f"a {level} ends, and none was begun")
         if (pending := self._open[level]) is not None:
@@ -186,6 +206,12 @@ class LiveRecorder(Losses):
 
     def _settle(self, level: Level, pending: Pending) -> None:
         blind = pending.settle()
+        if pending.differing:
+            self._outlet.background.warn(
+                "origins",
+                f"{pending}: micro-batches differ in the {listed(sorted(pending.differing), 3)}, "
+                "which is left out; give each the same origins, or end the step between them",
+            )
         if blind and self._gradients and level == "step" and not pending.problems:
             self._outlet.background.warn(
                 "gradients",
@@ -200,12 +226,20 @@ class LiveRecorder(Losses):
             if pending is not None:
                 pending.fail(reason)
                 self._outlet.take(pending)
+        self._given_up |= self._open.keys()
         self._open.clear()
 
     @guarded
     def promote(self, reason: str) -> None:
         """As of `Recorder`."""
         self._outlet.promote(reason)
+
+    def interrupted(self, level: Level, reason: str) -> None:
+        """As of `Guarded`."""
+        self.drop(reason)
+        self._given_up.discard(level)
+        if level == "step":
+            self._beat = None  # it was not taken, or nobody knows whether it was
 
     def failed(self, where: str, error: Exception) -> None:
         """Give up what was being recorded, and warn once; raise where that is asked for."""

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from trajreplay.capture.guarded import Guarded, guarded
+from trajreplay.capture.guarded import Guarded, Level, guarded
 from trajreplay.capture.heartbeat import Beat
 from trajreplay.capture.pending import Pending
 from trajreplay.schema.errors import CaptureError, listed
 
 if TYPE_CHECKING:
     from trajreplay.schema import SampleRecord
-
-Level = Literal["rollout", "step"]
 
 
 class Losses(Guarded):

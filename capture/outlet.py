@@ -5,17 +5,19 @@ from __future__ import annotations
 import atexit
 import functools
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from trajreplay.capture.background import Background, Handoff
+from trajreplay.capture.background import Account, Background, Handoff
 from trajreplay.capture.heartbeat import Noted
 from trajreplay.capture.pending import Pending
 from trajreplay.capture.promoter import Promoter
 from trajreplay.capture.ring import Ring
 from trajreplay.capture.selection import Selection
 from trajreplay.capture.switches import Switches
+from trajreplay.capture.triggers import Watch
 from trajreplay.schema.errors import listed
 from trajreplay.schema.identity import ProducerInfo, make_key
 
@@ -40,6 +42,7 @@ class Outlet:
         self._ring = Ring(keep, max(keep, _ROLLOUTS_HELD), switches.ring_bytes)
         # A flight recorder writes nothing of its own accord.
         self._by_number = not keep or switches.selection != Selection()
+        self._watch = Watch(switches.triggers)
         self._quiet = 0  # steps until a trigger may fire again
         self._promoter: Promoter | None = None
         atexit.register(self._close_promoter, switches.close_s)  # after that of the background
@@ -48,6 +51,8 @@ class Outlet:
             queue_bytes=switches.queue_bytes,
             wait_s=switches.wait_s,
             close_s=switches.close_s,
+            ring_bytes=switches.ring_bytes,
+            strict=switches.strict,
             written=lambda: self._promoter.written() if self._promoter else None,
         )
         if switches.spool:
@@ -72,26 +77,29 @@ class Outlet:
     def take(self, pending: Pending) -> None:
         """Take over a capture that is ended."""
         place = {"rollout_id": pending.rollout_id, "step_id": pending.step_id}
-        handoff = Handoff({**self._identity, **pending.options, **place}, pending)
+        sources = () if pending.step_id is None else tuple(sorted(pending.sources))
+        handoff = Handoff({**self._identity, **pending.options, **place}, pending, sources=sources)
         if pending.problems:
             handoff = handoff.given_up(listed(pending.problems, 5))
-        elif pending.held:
+        if pending.held:  # though it be given up: nobody asked for it, nor for its rollouts
             self._ring.add(handoff)
             return
-        sources = sorted(pending.sources)
         self._put([handoff])
-        if pending.step_id is not None:
-            self._put(self._ring.take(sources))
+        self._put(self._ring.take(sources), "ring")
 
-    def check(self, pending: Pending, scalars: Mapping[str, float]) -> None:
-        """Promote what is held if the scalars of a step are out of bounds."""
-        if not self._switches.keep_last:
-            return
-        self._quiet -= 1
-        reason = self._switches.triggers.reason({**pending.seen, **scalars})
-        if reason and self._quiet < 0:
-            self._quiet = self._switches.keep_last
-            self.promote(f"step {pending.rollout_id}:{pending.step_id}: {reason}")
+    def check(self, step: str, scalars: Mapping[str, Sequence[Any]]) -> None:
+        """Promote what is held if the scalars of a step are out of bounds, once they are there."""
+        if self._switches.keep_last:
+            self._watch.add(step, scalars)
+            self.look()
+
+    def look(self) -> None:
+        """Promote what is held if scalars that are there by now are out of bounds."""
+        for step, reason in self._watch.look():
+            self._quiet -= 1
+            if reason and self._quiet < 0:
+                self._quiet = self._switches.keep_last
+                self.promote(f"{step}: {reason}")
 
     def promote(self, reason: str) -> None:
         """Write all that is held, each with the reason as its producer's `trigger`."""
@@ -100,11 +108,11 @@ class Outlet:
             producer = one.identity["producer"] or ProducerInfo()
             producer = replace(producer, extra={**producer.extra, "trigger": reason})
             told.append(replace(one, identity={**one.identity, "producer": producer}))
-        self._put(told)
+        self._put(told, "ring")
 
-    def _put(self, handoffs: Iterable[Handoff]) -> None:
+    def _put(self, handoffs: Iterable[Handoff], account: Account = "queue") -> None:
         for one in handoffs:
-            if reason := self.background.put(one):
+            if reason := self.background.put(one, account):
                 where = one.identity.get("rollout_id"), one.identity.get("step_id")
                 self.background.warn("queue", f"{_named(*where)} was dropped: {reason}")
         # In a test, what goes wrong in the other thread is raised in this one.
@@ -130,10 +138,16 @@ class Outlet:
     def close(self, timeout_s: float | None) -> bool:
         """Let go of what is held, and write the rest."""
         self._unwatch()
+        left_s = self._switches.close_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + left_s
+        self._watch.wait(left_s)
+        self.look()
         self._ring.clear()
-        left = self._switches.close_s if timeout_s is None else timeout_s
-        done = self.background.close(left)
-        return self._close_promoter(left) and done
+        done = self.background.close(max(0.0, deadline - time.monotonic()))
+        if not done:
+            lake = self._switches.spool or self._switches.lake
+            self.background.warn("left", f"{lake} lacks what was captured, and entries that say so")
+        return self._close_promoter(left_s) and done
 
     def _close_promoter(self, timeout_s: float) -> bool:
         """Promote what is left in the time that the thread that writes left of it."""
@@ -142,7 +156,7 @@ class Outlet:
         return promoter is None or promoter.close(max(0.0, timeout_s - self.background.closing_s))
 
     def _unpromoted(self, error: Exception) -> None:
-        self.background.errors.append(error)
+        self.background.keep(error)
         kind = f"spool {type(error).__name__}"
         self.background.warn(kind, f"a capture stays in the spool: {error}")
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from trajreplay.capture.copies import Block, Copier
-from trajreplay.capture.device import kept
+from trajreplay.capture.copies import Block, Copier, Rows
+from trajreplay.capture.values import bytes_of, frozen, kept, read, settled, thawed
 from trajreplay.capture.witness import Witness
 from trajreplay.schema.errors import CaptureError, listed
 from trajreplay.schema.events import check_fate
@@ -33,6 +32,9 @@ class Pending:
         copier: Makes the copies.
         held: Whether it waits in the ring until something asks for it.
         routing: What is said of all routes, as arguments of a capture's `routes`.
+
+    Attributes:
+        differing: What micro-batches say differently of where a column comes from.
     """
 
     rollout_id: int
@@ -42,11 +44,13 @@ class Pending:
     held: bool = False
     routing: Mapping[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    differing: set[str] = field(default_factory=set)
     _samples: list[SampleRecord] = field(default_factory=list)
     _micro_batches: list[str | None] = field(default_factory=list)
     # Values of list columns, the masks among them, by the row that is their first.
-    _columns: dict[str, dict[int, Block]] = field(default_factory=dict)
-    _origins: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    _columns: dict[str, dict[int, Rows]] = field(default_factory=dict)
+    _origins: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _record_bytes: int = 0
     _scalars: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     _batches: dict[int, tuple[int, list[str]]] = field(default_factory=dict)
     _losses: set[tuple[int, str]] = field(default_factory=set)
@@ -59,8 +63,8 @@ class Pending:
 
     @property
     def held_bytes(self) -> int:
-        """Memory that its copies take."""
-        return self.copier.held_bytes
+        """Memory that its copies take, and its records."""
+        return self.copier.held_bytes + self._record_bytes
 
     @property
     def sources(self) -> set[int]:
@@ -69,13 +73,13 @@ class Pending:
         return {self.rollout_id if one is None else one for one in given}
 
     @property
-    def seen(self) -> dict[str, float]:
-        """Its scalars, the one furthest from 0 of each; one that is not finite is the furthest."""
-        found: dict[str, float] = {}
+    def seen(self) -> dict[str, list[Any]]:
+        """Its scalars, all values of each, as they were handed over."""
+        found: dict[str, list[Any]] = {}
         for _, scalars in self._scalars:
             for name, value in scalars.items():
-                if name not in _MEANING and isinstance(value, float):
-                    found[name] = max(found.get(name, 0.0), value, key=_distance)
+                if name not in _MEANING:
+                    found.setdefault(name, []).append(value)
         return found
 
     def append(
@@ -98,6 +102,7 @@ class Pending:
         Raises:
             CaptureError: A column does not fit the samples.
         """
+        samples = frozen(samples)
         at, lengths = len(self._samples), [one.response_length for one in samples]
         masks = columns.get("loss_mask")
         if masks is None:
@@ -105,10 +110,20 @@ class Pending:
         copied = self._copied(samples, lengths, {**columns, "loss_mask": masks})
         self._samples += samples
         self._micro_batches += [micro_batch_id] * len(samples)
+        self._record_bytes += bytes_of(samples)
         self._keep(at, copied)
-        self._origins |= origins or {}
+        self._note_origins(origins or {})
 
-    def _keep(self, at: int, copied: Mapping[str, Block]) -> None:
+    def _note_origins(self, origins: Mapping[str, Mapping[str, Any]]) -> None:
+        """Note where columns come from; what micro-batches say otherwise is none's."""
+        for column, told in origins.items():
+            known = self._origins.setdefault(column, {})
+            for name, value in told.items():
+                if value is not None and known.setdefault(name, kept(value)) != kept(value):
+                    known[name] = None
+                    self.differing.add(f"{name} of {column}")
+
+    def _keep(self, at: int, copied: Mapping[str, Rows]) -> None:
         if at < len(self._samples):  # a micro-batch without rows has none to begin at
             for name, block in copied.items():
                 self._columns.setdefault(name, {})[at] = block
@@ -224,7 +239,7 @@ class Pending:
         lengths = [one.response_length for one in samples]
         if samples:
             self._keep(at, self._copied(samples, lengths, missing))
-        self._origins |= origins or {}
+        self._note_origins(origins or {})
 
     def _copied(
         self, samples: Sequence[SampleRecord], lengths: list[int], columns: Mapping[str, Any]
@@ -250,7 +265,7 @@ class Pending:
         self.copier.wait()
         columns = dict(self._columns)
         masks = self._rows(columns.pop("loss_mask", {}))
-        rows = zip(self._samples, masks, self._micro_batches, strict=True)
+        rows = zip(thawed(self._samples), masks, self._micro_batches, strict=True)
         capture.samples(
             [
                 replace(one, loss_mask=mask, micro_batch_id=name or one.micro_batch_id)
@@ -263,9 +278,9 @@ class Pending:
             else:
                 capture.tensor(name, self._rows(blocks), **self._origins.get(name, {}))
         for stage, scalars in self._scalars:
-            capture.expected(stage, **scalars)
+            capture.expected(stage, **read(scalars))
 
-    def _rows(self, blocks: Mapping[int, Block]) -> list[Any]:
+    def _rows(self, blocks: Mapping[int, Rows]) -> list[Any]:
         """One value a sample; None of a micro-batch that had no such column."""
         found: list[Any] = [None] * len(self._samples)
         for at, block in blocks.items():
@@ -277,9 +292,5 @@ class Pending:
 _MEANING = ("scale", "denominator", "numerator")  # what is told of scalars beside them
 
 
-def _distance(value: float) -> float:
-    return abs(value) if math.isfinite(value) else math.inf
-
-
 def _kept(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: kept(value) for name, value in values.items()}
+    return {name: settled(value) for name, value in values.items()}

@@ -88,16 +88,13 @@ def _reserve(
     lake: str, run_id: str, attempt: int | None, resume_rollout_id: int | None
 ) -> tuple[int, ResumePoint | None]:
     from trajreplay.schema.lakefile import create_lake
-    from trajreplay.writer.attempts import reserve_attempt, reserve_next_attempt
+    from trajreplay.writer.attempts import join_attempt, reserve_next_attempt
 
     store = create_lake(lake, exist_ok=True)
     if attempt is None:
         record = reserve_next_attempt(store, run_id, resume_rollout_id)
     else:
-        resumed = None
-        if attempt and resume_rollout_id is not None:
-            resumed = ResumePoint(attempt - 1, resume_rollout_id)
-        record = reserve_attempt(store, run_id, attempt, resumed)
+        record = join_attempt(store, run_id, attempt, resume_rollout_id)
     return record.attempt, record.resumed_from
 
 

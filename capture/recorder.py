@@ -165,12 +165,13 @@ class Recorder:
             meaning: reduction, scale, numerator, denominator, as of a capture's `expected`.
         """
 
-    def end_step(self, **scalars: float) -> None:
+    def end_step(self, **scalars: Any) -> None:
         """End the open step and hand it over to be written.
 
         Args:
             scalars: What else is known of it now: `grad_norm`, and other fields of a heartbeat,
-                such as `step`, the optimizer steps of the job so far. A trigger looks at any.
+                such as `step`, the optimizer steps of the job so far. A trigger looks at any. One
+                that is on a device is not waited for.
         """
 
     def drop(self, reason: str) -> None:

@@ -57,9 +57,11 @@ class Ring:
             return found
 
     def take_all(self) -> list[Handoff]:
-        """Everything, rollouts before steps; the ring is empty then."""
+        """Everything, rollouts before steps, those that are gone too; the ring is empty then."""
         with self._lock:
-            found = [*self._rollouts.values(), *self._steps]
+            consumed = {source for one in self._steps for source in one.sources}
+            gone = [self._evicted.pop(one) for one in sorted(consumed & self._evicted.keys())]
+            found = [*gone, *self._rollouts.values(), *self._steps]
             self._rollouts, self._steps = {}, []
             return found
 
@@ -73,12 +75,7 @@ class Ring:
 
     def _waiting(self) -> list[int]:
         """Rollouts that no step that is held consumed from, oldest first."""
-        consumed = {
-            source
-            for one in self._steps
-            if one.pending is not None
-            for source in one.pending.sources
-        }
+        consumed = {source for one in self._steps for source in one.sources}
         return [one for one in self._rollouts if one not in consumed]
 
     def _evict(self, rollout_id: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import os
@@ -9,11 +10,14 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Any
 
+from trajreplay.capture.device import DeviceScalar
 from trajreplay.capture.reasons import reason_of
 from trajreplay.schema.errors import SchemaError
 
@@ -22,6 +26,7 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {"<": operator.lt, ">": op
 NON_FINITE, EXCEPTION, SIGNAL = "nonfinite", "exception", "signal:"
 # Signals by which a program is asked for something, or that end none.
 _ASKING = ("SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGCONT", "SIGURG", "SIGWINCH")
+_AGAIN_S = 0.001
 DEFAULT = f"{NON_FINITE},{EXCEPTION}"
 
 
@@ -37,7 +42,7 @@ class Triggers:
     Raises:
         SchemaError: The text has another form.
 
-    >>> Triggers("nonfinite,kl_loss>0.5").reason({"loss": 1.0, "kl_loss": 0.7})
+    >>> Triggers("nonfinite,kl_loss>0.5").reason({"loss": [1.0], "kl_loss": [0.2, 0.7]})
     'kl_loss is 0.7: kl_loss>0.5'
     """
 
@@ -65,15 +70,17 @@ class Triggers:
         """Whether an exception that ends the program is one."""
         return EXCEPTION in self._parts()
 
-    def reason(self, scalars: dict[str, float]) -> str:
-        """Why the scalars of a step are out of bounds, or nothing."""
+    def reason(self, scalars: Mapping[str, Sequence[float]]) -> str:
+        """Why the scalars of a step, any value of any of them, are out of bounds, or nothing."""
         if NON_FINITE in self._parts():
-            for name, value in scalars.items():
-                if not math.isfinite(value):
-                    return f"{name} is {value}"
+            for name, values in scalars.items():
+                for value in values:
+                    if not math.isfinite(value):
+                        return f"{name} is {value}"
         for name, sign, bound in self.bounds:
-            if name in scalars and _COMPARE[sign](scalars[name], bound):
-                return f"{name} is {scalars[name]:g}: {name}{sign}{bound:g}"
+            for value in scalars.get(name, ()):
+                if _COMPARE[sign](value, bound):
+                    return f"{name} is {value:g}: {name}{sign}{bound:g}"
         return ""
 
     def install(
@@ -96,6 +103,66 @@ class Triggers:
         if threading.current_thread() is threading.main_thread():
             undo += [_on_signal(one, promote, flush) for one in self.signals]
         return lambda: _call_all(undo)
+
+
+class Watch:
+    """Scalars of ended steps, each looked at once they all are there; no device is waited for.
+
+    Args:
+        triggers: What is looked for.
+    """
+
+    def __init__(self, triggers: Triggers) -> None:
+        self._triggers = triggers
+        self._unread: deque[tuple[str, dict[str, list[Any]]]] = deque()
+
+    def add(self, step: str, scalars: Mapping[str, Sequence[Any]]) -> None:
+        """Take over what was told of a step.
+
+        Args:
+            step: The step, in words.
+            scalars: All values of each, as `settled` gave them; what is no number is left out.
+        """
+        told = {name: list(_numbers(values)) for name, values in scalars.items()}
+        self._unread.append((step, told))
+
+    def look(self) -> Iterator[tuple[str, str]]:
+        """Steps in order, and why each is out of bounds, or nothing; up to one still under way."""
+        while self._unread:
+            step, scalars = self._unread[0]
+            if not all(_is_there(one) for values in scalars.values() for one in values):
+                return
+            self._unread.popleft()
+            found = {name: list(_read(values)) for name, values in scalars.items()}
+            yield step, self._triggers.reason(found)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until all is there, or the time is over; for the end of a program."""
+        deadline = time.monotonic() + timeout_s
+        held = [one for _, told in self._unread for values in told.values() for one in values]
+        while not all(map(_is_there, held)) and time.monotonic() < deadline:
+            time.sleep(_AGAIN_S)
+
+
+def _numbers(values: Iterable[Any]) -> Iterator[Any]:
+    for one in values:
+        if isinstance(one, tuple):
+            yield from _numbers(one)
+        elif isinstance(one, (int, float, DeviceScalar)):
+            yield one
+
+
+def _is_there(value: Any) -> bool:
+    try:
+        return not isinstance(value, DeviceScalar) or value.is_there()
+    except RuntimeError:  # of a device that failed: it never will be
+        return True
+
+
+def _read(values: Iterable[Any]) -> Iterator[float]:
+    for one in values:
+        with contextlib.suppress(ValueError, RuntimeError, OverflowError):  # it is no one number
+            yield float(one)
 
 
 def _call_all(functions: Iterable[Callable[[], None]]) -> None:

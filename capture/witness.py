@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trajreplay.capture.copies import Block, Copier
 from trajreplay.schema.tables import GRADIENTS
@@ -34,7 +34,7 @@ class Witness:
         self._whole = getattr(log_probs, "ndim", None) is not None
         tensors = [log_probs] if self._whole else list(log_probs or ())
         self.in_graph = any(getattr(one, "requires_grad", False) for one in tensors)
-        self._given: dict[int, torch.Tensor] = {}
+        self._given: dict[int, list[Block]] = {}
         self._handles = [
             one.register_hook(functools.partial(self._take, place))
             for place, one in enumerate(tensors)
@@ -54,14 +54,14 @@ class Witness:
             self._failed(error)
 
     def _add(self, place: int, gradient: torch.Tensor) -> None:
-        """Keep one gradient; a second one, of another loss, is added to it as torch does."""
-        import torch
-
-        with torch.no_grad():
-            if place in self._given:
-                self._given[place] += gradient
-            else:
-                self._given[place] = gradient.detach().clone()
+        """Copy one gradient to the host; a second one, of another loss, is added there."""
+        values = gradient.detach()
+        block = (
+            self._copier.block(GRADIENTS, values, self._lengths)
+            if self._whole
+            else Block([self._copier.value(values)], None)
+        )
+        self._given.setdefault(place, []).append(block)
 
     def remove(self) -> None:
         """Look at no gradient from now on, and forget those that came."""
@@ -73,13 +73,30 @@ class Witness:
             one.remove()
         self._handles.clear()
 
-    def ended(self) -> Block:
+    def ended(self) -> Gradients:
         """What came: 0 where nothing did."""
         self._unhook()
-        if self._whole and 0 in self._given:
-            return self._copier.block(GRADIENTS, self._given[0], self._lengths)
-        rows = [
-            self._given[place] if place in self._given and not self._whole else [0.0] * length
-            for place, length in enumerate(self._lengths)
-        ]
-        return self._copier.block(GRADIENTS, rows, self._lengths)
+        places = [self._lengths] if self._whole else [[one] for one in self._lengths]
+        return Gradients([(self._given.get(at, ()), one) for at, one in enumerate(places)])
+
+
+class Gradients(NamedTuple):
+    """Copied gradients, added up when they are written.
+
+    Args:
+        places: What came of each tensor, and the lengths of its samples.
+    """
+
+    places: Sequence[tuple[Sequence[Block], Sequence[int]]]
+
+    def rows(self) -> list[Any]:
+        """One value a sample, as torch adds them."""
+        found: list[Any] = []
+        for blocks, lengths in self.places:
+            if blocks:
+                found += [
+                    sum(parts[1:], parts[0]) for parts in zip(*map(Block.rows, blocks), strict=True)
+                ]
+            else:
+                found += [[0.0] * length for length in lengths]
+        return found

@@ -65,8 +65,9 @@ class Ended:
     "--resume-rollout",
     type=click.IntRange(min=0),
     metavar="R",
-    help="The first rollout that is not taken from the attempt before. Default: none is taken.",
+    help="The first rollout that is not taken from the attempt before, as the trainer says, too.",
 )
+@click.option("--no-resume", is_flag=True, help="Nothing is taken from the attempt before.")
 @policy_options
 @click.option(
     "--verdict",
@@ -89,6 +90,7 @@ def certify(
     policy: str,
     run: str,
     resume_rollout: int | None,
+    no_resume: bool,
     verdict_path: Path,
     command: tuple[str, ...],
     output: Output,
@@ -97,16 +99,23 @@ def certify(
     """Run a command under capture as a fresh attempt, then gate it.
 
     The attempt is reserved in the lake and capture switched on for the command; its output passes
-    through, signals reach it. A code other than 0 that it ends with is kept, 128 and the signal
-    where it was killed; the verdict is written in every case, and says so where the attempt cannot
-    be judged.
+    through, signals reach it. After the first attempt of a run, say whether it resumes. A code
+    other than 0 that it ends with is kept, 128 and the signal where it was killed; the verdict is
+    written in every case, and says so where the attempt cannot be judged.
     """
     from trajreplay.lake import Lake
     from trajreplay.schema.lakefile import create_lake
-    from trajreplay.writer.attempts import reserve_next_attempt
+    from trajreplay.writer.attempts import attempts_of, reserve_next_attempt
 
     held = stated_policy(policy, **stated)
     store = create_lake(lake_path, exist_ok=True)
+    if resume_rollout is not None and no_resume:
+        raise click.UsageError("--resume-rollout and --no-resume are given, expected one of them")
+    if resume_rollout is None and not no_resume and attempts_of(store, run):
+        raise click.UsageError(
+            f"run {run!r} has attempts already; expected --resume-rollout R or --no-resume, since "
+            "nothing is recorded of a trainer that resumes where its attempt does not"
+        )
     attempt = reserve_next_attempt(store, run, resume_rollout).attempt
     switches = {
         "TRAJREPLAY_CAPTURE": "1",

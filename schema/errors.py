@@ -42,6 +42,17 @@ class QueryError(TrajReplayError):
     """A selection, predicate or statement is wrong, or selects nothing."""
 
 
+def shown(value: object) -> str:
+    """A value in a message that a lake may keep: a number as it is, of all else only its type.
+
+    >>> shown((0, 2.5)), shown("the prompt of a person")
+    ('(0, 2.5)', 'a str')
+    """
+    members = value if isinstance(value, tuple) else (value,)
+    plain = all(one is None or isinstance(one, (int, float)) for one in members)
+    return repr(value) if plain else f"a {type(value).__name__}"
+
+
 def listed(problems: Iterable[str], limit: int = 10) -> str:
     """Join problems of one kind, ten of them and then a count of the others."""
     found = list(problems)

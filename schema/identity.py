@@ -71,6 +71,11 @@ class ParallelCoordinates:
                 )
 
     @property
+    def is_last_stage(self) -> bool:
+        """Whether the rank is of the last pipeline stage, which computes the loss."""
+        return self.pipeline_rank == self.pipeline_size - 1
+
+    @property
     def shard(self) -> tuple[int, int]:
         """The coordinates that make two captures hold different samples."""
         return self.data_rank, self.context_rank

@@ -42,7 +42,8 @@ def reserve_attempt(
         raise CaptureError(
             f"attempt {attempt} of run {run_id!r} is recorded as {_told(record.resumed_from)}, "
             f"this capture says {_told(resumed_from)}",
-            hint="Give every rank the same resumed_from, or count the attempt up.",
+            hint="Give every rank the same resumed_from, and trajreplay certify the same "
+            "--resume-rollout, or count the attempt up.",
             path=path,
         )
     return record
@@ -66,18 +67,51 @@ def reserve_next_attempt(
     """
     check_id("run_id", run_id)
     _refuse_twin(store, run_id)
-    folder = attempt_path(run_id, 0).rpartition("/")[0]
-    taken = [run_of_attempt(one.path)[1] for one in store.list(folder)]
-    attempt = max(taken, default=-1) + 1
+    before = max(attempts_of(store, run_id), default=-1)  # another job that starts now is no parent
+    resumed, attempt = None, before + 1
+    if attempt and resume_rollout_id is not None:
+        resumed = ResumePoint(before, resume_rollout_id)
     while True:
-        resumed = None
-        if attempt and resume_rollout_id is not None:
-            resumed = ResumePoint(attempt - 1, resume_rollout_id)
         _check_resume(attempt, resumed)
         record = AttemptRecord(run_id, attempt, now_us(), resumed, *_job(), _restarts())
         if store.publish_if_absent(attempt_path(run_id, attempt), dump_attempt(record)):
             return record
         attempt += 1  # another job of the run was faster
+
+
+def attempts_of(store: Store, run_id: str) -> list[int]:
+    """The attempts that a run has records of.
+
+    Raises:
+        DatasetError: Its records cannot be listed.
+    """
+    folder = attempt_path(run_id, 0).rpartition("/")[0]
+    return sorted(run_of_attempt(one.path)[1] for one in store.list(folder))
+
+
+def join_attempt(
+    store: Store, run_id: str, attempt: int, resume_rollout_id: int | None = None
+) -> AttemptRecord:
+    """Record an attempt whose number is given, or join it as it is recorded.
+
+    Args:
+        store: The lake.
+        run_id: The run.
+        attempt: Its number.
+        resume_rollout_id: As of `reserve_next_attempt`; which attempt that is, a record says.
+
+    Raises:
+        CaptureError: It is recorded as resumed at another rollout, or not at all.
+        SchemaError, DatasetError: As of `reserve_attempt`.
+    """
+    path, resumed = attempt_path(run_id, attempt), None
+    if attempt and resume_rollout_id is not None:
+        resumed = ResumePoint(attempt - 1, resume_rollout_id)
+        if store.exists(path):
+            known = load_attempt(store.read(path, MAX_BYTES), path).resumed_from
+            if known is not None and known.rollout_id == resume_rollout_id:
+                resumed = known
+    return reserve_attempt(store, run_id, attempt, resumed)
 
 
 def _check_resume(attempt: int, resumed_from: ResumePoint | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trajreplay.schema.errors import CaptureError, listed
+from trajreplay.schema.errors import CaptureError, listed, shown
 from trajreplay.schema.identity import CaptureKey
 from trajreplay.schema.records import SampleRecord
 from trajreplay.schema.tables import ROLLOUTS
@@ -61,12 +61,12 @@ def _problem(row: Any, names: Sequence[str]) -> str:
     if row is None:
         return ""
     if not isinstance(row, Mapping):
-        return f"are {row!r}, expected an object of numbers by name"
+        return f"are {shown(row)}, expected an object of numbers by name"
     unknown = [name for name in row if name not in names]
     if unknown:
         return f"have {unknown[0]!r}, expected one of {', '.join(names) or 'none'}"
     odd = [name for name, value in row.items() if not _is_number(value)]
-    return f"have {odd[0]} = {row[odd[0]]!r}, expected a number" if odd else ""
+    return f"have {odd[0]} = {shown(row[odd[0]])}, expected a number" if odd else ""
 
 
 def _is_number(value: Any) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from trajreplay.schema.contracts import stage_named
 from trajreplay.schema.entry import REDUCTIONS, SCOPES, Output
-from trajreplay.schema.errors import CaptureError
+from trajreplay.schema.errors import CaptureError, shown
 from trajreplay.schema.identity import check_id
 from trajreplay.writer.flatten import flatten
 
@@ -119,7 +119,7 @@ def _number(where: str, value: Any) -> float:
         # A loss that still has its graph is read without it, as every integration would have to.
         return float(value.detach() if hasattr(value, "detach") else value)
     except (TypeError, ValueError) as error:
-        raise CaptureError(f"{where} is {value!r}, expected a number") from error
+        raise CaptureError(f"{where} is {shown(value)}, expected a number") from error
 
 
 def _numbers(where: str, values: Any) -> tuple[float, ...]:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from trajreplay.schema.columns import Table
-from trajreplay.schema.errors import CaptureError, SchemaError, listed
+from trajreplay.schema.errors import CaptureError, SchemaError, listed, shown
 from trajreplay.schema.identity import CaptureKey, check_id
 from trajreplay.schema.policy import Redaction
 from trajreplay.schema.records import SampleRecord
@@ -72,7 +72,7 @@ def check_records(records: Any) -> list[SampleRecord]:
             text = getattr(one, name)
             if text is not None and not isinstance(text, str):
                 raise CaptureError(
-                    f"row {row}, sample {one.sample_id!r}: {name} is {text!r}, expected text",
+                    f"row {row}, sample {one.sample_id!r}: {name} is {shown(text)}, expected text",
                 )
     return found
 
@@ -284,8 +284,8 @@ def _count_problems(values: dict[str, list[Any]]) -> list[str]:
             elif value is not None or name in _NEVER_NULL:
                 sample = values["sample_id"][row]
                 problems.append(
-                    f"row {row}: {name} of sample {sample!r} is {value!r}, expected an integer "
-                    f"from 0 to {limit}"
+                    f"row {row}: {name} of sample {sample!r} is {shown(value)}, expected an "
+                    f"integer from 0 to {limit}"
                 )
     return problems
 
@@ -308,8 +308,9 @@ def _rewards(name: str, values: list[Any], key: CaptureKey) -> pa.Array:
     try:
         floats = [None if value is None else float(value) for value in values]
     except (TypeError, ValueError) as error:
+        kinds = sorted({shown(value) for value in values if not isinstance(value, (int, float))})
         raise CaptureError(
-            f"capture of {key}: {name} is no number: {error}", column=name
+            f"capture of {key}: {name} is no number: {listed(kinds, 3)}", column=name
         ) from error
     return pa.array(floats, pa.float64())
 
@@ -319,7 +320,9 @@ def _flags(values: list[Any], key: CaptureKey) -> pa.Array:
         return pa.nulls(len(values), pa.bool_())
     odd = [value for value in values if value is not None and not isinstance(value, bool)]
     if odd:
-        raise CaptureError(f"capture of {key}: truncated is {odd[0]!r}, expected true or false")
+        raise CaptureError(
+            f"capture of {key}: truncated is {shown(odd[0])}, expected true or false"
+        )
     return pa.array(values, pa.bool_())
 
 
@@ -330,7 +333,8 @@ def _spans(rows: list[Any], key: CaptureKey) -> pa.Array:
     odd = [span for span in flat if len(span) != 3 or any(type(one) is not int for one in span)]
     if odd:
         raise CaptureError(
-            f"capture of {key}: weight_versions has {odd[0]!r}, expected (start, stop, version)",
+            f"capture of {key}: weight_versions has {shown(odd[0])}, expected (start, stop, "
+            "version)",
             column="weight_versions",
         )
     fields = list(SPANS.value_type)

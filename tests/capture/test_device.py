@@ -8,8 +8,9 @@ import torch
 
 from tests.helpers.devices import CUDA
 from trajreplay.capture.copies import Copier
-from trajreplay.capture.device import DeviceCopies, DeviceScalar, kept
+from trajreplay.capture.device import DeviceCopies, DeviceScalar
 from trajreplay.capture.slots import Slots
+from trajreplay.capture.values import kept
 
 SHAPE = (8, 1 << 14)
 

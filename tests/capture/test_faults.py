@@ -1,22 +1,29 @@
 """Faults of disks, processes and hooks: no number of a training changes, no lake ever lies."""
 
+import gc
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.helpers.captures import verify
 from tests.helpers.processes import ROOT
 from tests.helpers.recorded import captured
 from tests.helpers.recorded_training import STEPS, learn, recording
-from trajreplay import Lake
+from trajreplay import Lake, SampleRecord
 from trajreplay.capture import CaptureWarning, Recorder
 from trajreplay.capture.background import THREAD
+from trajreplay.capture.pending import Pending
 from trajreplay.schema.entry import Entry
+from trajreplay.writer import CaptureBuilder
 
 pytestmark = pytest.mark.filterwarnings("always::trajreplay.capture.CaptureWarning")
 
@@ -41,6 +48,11 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def by_status(lake: Lake, status: str) -> list[Entry]:
     return [one for one in captured(lake) if one.status == status]
+
+
+def wait(recorder: Recorder) -> None:
+    """Wait until the thread that writes has tried all that it was handed."""
+    recorder.flush(20.0)
 
 
 def check(lake: Lake, *, dropped: int) -> None:
@@ -121,15 +133,85 @@ def test_a_lake_that_vanishes_is_warned_of_once_and_found_again(lake: Lake, plai
         assert learn(recorder, unmount) == plain
     assert recorder.close()
     assert len(told) == 1
-    verify(lake)
-    assert [one.key.rollout_id for one in captured(lake)] == [0, 1, 4, 5]
+    assert [one.key.rollout_id for one in by_status(lake, "dropped")] == [2, 3]
+    check(lake, dropped=2)
+
+
+def test_a_lake_that_is_back_at_the_end_has_what_was_noted_meanwhile(
+    lake: Lake, plain: str
+) -> None:
+    recorder = recording(lake.path)
+    away = Path(f"{lake.path}-away")
+    Path(lake.path).rename(away)
+    with pytest.warns(CaptureWarning, match="a capture was not written"):
+        assert learn(recorder) == plain
+    assert not recorder.flush()
+    away.rename(lake.path)
+    assert recorder.close()
+    check(lake, dropped=STEPS)
+    counts = "select event, count(*) as n from events group by 1 order by 1"
+    assert [one["n"] for one in lake.sql(counts).arrow().to_pylist()] == [STEPS, 1]
+
+
+def test_a_lake_that_stays_away_is_told_at_the_end(lake: Lake) -> None:
+    recorder = recording(lake.path)
+    Path(lake.path).rename(f"{lake.path}-away")
+    with pytest.warns(CaptureWarning) as told:
+        assert (bool(learn(recorder)), recorder.close()) == (True, False)
+    assert ["lacks what" in str(one.message) for one in told] == [False, True]
+
+
+@settings(max_examples=8)  # each makes a lake
+@given(away=st.lists(st.booleans(), min_size=1, max_size=6), at_end=st.booleans())
+def test_a_lake_has_an_entry_of_each_step_or_close_says_that_it_lacks_some(
+    away: list[bool], at_end: bool
+) -> None:
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lake, hidden = Lake.create(f"{folder}/lake"), Path(f"{folder}/hidden")
+        recorder = recording(lake.path)
+        here = Path(lake.path)
+
+        def place(gone: bool) -> None:
+            if gone and here.exists():
+                here.rename(hidden)
+            elif not gone and hidden.exists():
+                hidden.rename(here)
+
+        for step, gone in enumerate(away):
+            recorder.flush(20.0)
+            place(gone)
+            with recorder.step(step, 0):
+                recorder.record_policy_loss(0, [SampleRecord("s", 2, 3, [1, 1])], {"loss": 1.0})
+        recorder.flush(20.0)
+        place(at_end)
+        assert recorder.close() is not at_end
+        place(False)
+        if not at_end:
+            found = {one.key.rollout_id: one.status for one in captured(Lake.open(lake.path))}
+            assert found == {
+                step: "dropped" if gone else "complete" for step, gone in enumerate(away)
+            }
+
+
+def test_what_failed_to_be_written_is_not_kept_in_memory(lake: Lake) -> None:
+    def held() -> int:
+        return sum(type(one) in (Pending, CaptureBuilder) for one in gc.get_objects())
+
+    gc.collect()
+    before = held()
+    recorder = recording(lake.path)
+    Path(lake.path).rename(f"{lake.path}-away")
+    with pytest.warns(CaptureWarning, match="a capture was not written"):
+        learn(recorder, lambda step: wait(recorder))
+    assert held() == before
 
 
 def test_a_lake_that_cannot_hold_data_says_what_is_missing(lake: Lake, plain: str) -> None:
     (Path(lake.path) / "data").write_text("no folder")
     recorder = recording(lake.path)
     with pytest.warns(CaptureWarning, match="a capture was not written"):
-        assert (learn(recorder), recorder.close()) == (plain, True)
+        assert (learn(recorder), recorder.close()) == (plain, False)  # the heartbeats are missing
     assert len(by_status(lake, "dropped")) == STEPS
 
 

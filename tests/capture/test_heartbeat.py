@@ -1,13 +1,17 @@
 """Heartbeats: every step leaves one, captured or not, and a clean end leaves its note."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from tests.helpers.captures import verify
-from tests.helpers.recorded import captured, enabled, micro_batch, record_step
+from tests.helpers.cohorts import record
+from tests.helpers.devices import Device
+from tests.helpers.recorded import captured, enabled, micro_batch, reasons, record_step
 from tests.helpers.scenes import REWARDS, WAY, drawn
 from tests.helpers.trainer import Trainer
 from trajreplay import Lake
@@ -127,3 +131,100 @@ def test_the_end_of_a_training_stands_beside_the_events_of_a_trace(lake: Lake) -
     assert details(lake, "terminal") == [{"status": "ok", "steps": 1}]
     found = lake.sql("select event from events").arrow()["event"].to_pylist()
     assert sorted(found) == ["heartbeat", "terminal", "trace"]
+
+
+ODD: list[Any] = [np.float32(0.5), np.array(0.5), torch.tensor([0.5]), np.longdouble(0.5)]
+NONE: list[Any] = ["a text", [0.5, 0.5], np.zeros(3), object(), 10**400, b"1"]
+
+
+@pytest.mark.parametrize("value", ODD)
+def test_numbers_of_any_make_are_noted(lake: Lake, value: Any) -> None:
+    recorder = enabled(lake)
+    rewarded = [replace(one, raw_reward=value) for one in map(record, drawn())]
+    with recorder.step(0, 0):
+        recorder.record_policy_loss(0, rewarded, {"loss": value})
+    recorder.begin_step(0, 1)
+    recorder.end_step(step=np.int64(7), grad_norm=value, valid_tokens=np.int32(3))
+    recorder.close()
+    first, second = details(lake)
+    assert (first["loss"], first["reward_mean"]) == (0.5, 0.5)
+    assert (second["step"], second["grad_norm"], second["valid_tokens"]) == (7, 0.5, 3)
+
+
+@pytest.mark.filterwarnings("ignore::trajreplay.capture.CaptureWarning")
+@pytest.mark.parametrize("value", NONE)
+def test_a_field_that_is_no_number_takes_no_other_with_it(lake: Lake, value: Any) -> None:
+    recorder = enabled(lake, strict=False)
+    recorder.begin_step(0, 0)
+    rewarded = [replace(one, raw_reward=value) for one in map(record, drawn())]
+    recorder.record_policy_loss(0, rewarded, {"loss": value})
+    recorder.end_step(step=value, grad_norm=value, valid_tokens=3)
+    recorder.begin_step(0, 1)
+    recorder.record_policy_loss(0, [record(one) for one in drawn()], {"loss": math.inf})
+    recorder.record_policy_loss(1, [], {"loss": -math.inf})
+    recorder.end_step(grad_norm=0.25)
+    recorder.close()
+    first, second = details(lake)
+    assert first == {"rollout_id": 0, "step_id": 0, "step": 1, "valid_tokens": 3}
+    assert (second["step"], second["grad_norm"]) == (2, 0.25)
+    assert math.isnan(second["loss"])
+
+
+@pytest.mark.filterwarnings("error::trajreplay.capture.CaptureWarning")
+def test_a_step_that_is_given_up_leaves_a_heartbeat_and_no_warning(lake: Lake) -> None:
+    recorder = enabled(lake)
+    for rollout_id in range(3):
+        recorder.begin_rollout(rollout_id)
+        recorder.begin_step(rollout_id, 0)
+        if rollout_id == 1:
+            recorder.drop("skipped")
+        micro_batch(recorder, 0, drawn(rollout_id=rollout_id), scalars={"loss": 1.5})
+        recorder.record([])
+        recorder.end_step(grad_norm=rollout_id)
+        recorder.end_rollout()
+    recorder.close()
+    told = [(one["step"], one["rollout_id"], one["loss"]) for one in details(lake)]
+    assert told == [(1, 0, 1.5), (2, 1, 1.5), (3, 2, 1.5)]
+    assert [one["grad_norm"] for one in details(lake)] == [0, 1, 2]
+    assert details(lake, "terminal") == [{"status": "ok", "steps": 3}]
+    assert reasons(lake) == ["skipped", "skipped"]
+
+
+def test_a_step_that_another_replaces_leaves_a_heartbeat(lake: Lake) -> None:
+    recorder = enabled(lake)
+    recorder.begin_step(0, 0)
+    micro_batch(recorder, 0, drawn(), scalars={"loss": 1.5})
+    recorder.begin_step(0, 1)
+    recorder.end_step()
+    recorder.close()
+    told = [(one["step"], one["step_id"], one.get("loss")) for one in details(lake)]
+    assert told == [(1, 0, 1.5), (2, 1, None)]
+
+
+def test_a_step_that_is_tried_again_leaves_one_heartbeat(lake: Lake) -> None:
+    recorder = enabled(lake)
+    with pytest.raises(MemoryError), recorder.step(0, 0):
+        raise MemoryError
+    with recorder.step(0, 1):
+        pass
+    recorder.close()
+    assert [(one["step"], one["step_id"]) for one in details(lake)] == [(1, 1)]
+
+
+def test_heartbeats_wait_for_no_device(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch)
+    recorder = enabled(lake)
+    recorder.begin_step(0, 0)
+    rewarded = [
+        replace(one, raw_reward=device.number(2.0 * row), truncated=device.number(row % 2))
+        for row, one in enumerate(map(record, drawn()))
+    ]
+    recorder.record_policy_loss(0, rewarded[:4], {"loss": device.number(0.25)})
+    recorder.record_policy_loss(1, rewarded[4:], {"loss": 0.5})
+    recorder.drop("only heartbeats here")
+    recorder.end_step(step=device.number(9.0), grad_norm=device.number(3.0))
+    device.catch_up()
+    recorder.close()
+    (one,) = details(lake)
+    assert (one["loss"], one["grad_norm"], one["step"]) == (0.75, 3.0, 1)
+    assert (one["reward_mean"], one["truncation_rate"]) == (7.0, 0.5)

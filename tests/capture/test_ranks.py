@@ -1,5 +1,6 @@
 """Ranks agree once, at start, on who records and as which attempt."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,11 +8,14 @@ import pytest
 from tests.helpers.processes import free_port, run_all
 from tests.helpers.recorded import captured, enabled
 from trajreplay import CaptureError, Lake, ParallelCoordinates, capture
+from trajreplay.capture import CaptureWarning
 from trajreplay.capture.ranks import agree
-from trajreplay.schema.attempt import load_attempt
+from trajreplay.schema import ResumePoint
+from trajreplay.schema.attempt import dump_attempt, load_attempt
 from trajreplay.schema.lakefile import open_lake
 from trajreplay.schema.layout import attempt_path
-from trajreplay.writer.attempts import reserve_attempt, reserve_next_attempt
+from trajreplay.schema.localstore import LocalStore
+from trajreplay.writer.attempts import join_attempt, reserve_attempt, reserve_next_attempt
 
 
 def test_two_ranks_record_one_step_of_one_attempt(lake: Lake) -> None:
@@ -65,3 +69,45 @@ def test_a_rank_that_holds_copies_records_nothing(lake: Lake) -> None:
     assert not capture.enable(switches, parallel=place, **options).enabled  # type: ignore[arg-type]
     copies = {**options, "expected_ranks": [0, 1], "records": True}
     assert capture.enable(switches, parallel=place, **copies).enabled  # type: ignore[arg-type]
+
+
+def test_two_jobs_that_start_at_once_continue_the_same_attempt(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_lake(lake.path)
+    reserve_next_attempt(store, "r")
+    publish, others = LocalStore.publish_if_absent, [7, 7]
+
+    def late(self: LocalStore, path: str, data: bytes) -> bool:
+        if others:  # another job is faster, and its own attempt is no parent of this one
+            record = load_attempt(data, path)
+            publish(
+                self, path, dump_attempt(replace(record, resumed_from=ResumePoint(0, others.pop())))
+            )
+        return publish(self, path, data)
+
+    monkeypatch.setattr(LocalStore, "publish_if_absent", late)
+    record = reserve_next_attempt(store, "r", 7)
+    assert (record.attempt, record.resumed_from) == (3, (0, 7))
+    assert join_attempt(store, "r", 3, 7) == record  # as the trainer does that runs in it
+    with pytest.raises(CaptureError, match="resumed from attempt 0 at rollout 7"):
+        join_attempt(store, "r", 3, 8)
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_the_last_pipeline_stage_records(lake: Lake, stage: int) -> None:
+    place = ParallelCoordinates(pipeline_rank=stage, pipeline_size=2)
+    switches = capture.Switches(lake=lake.path, run_id="r", strict=True)
+    options = {"rank": stage, "expected_ranks": [1], "attempt": 0}
+    assert capture.enable(switches, parallel=place, **options).enabled is bool(stage)  # type: ignore[arg-type]
+
+
+def test_a_trainer_that_resumes_elsewhere_is_warned_of_and_raised_where_that_is_asked_for(
+    lake: Lake,
+) -> None:
+    reserve_next_attempt(open_lake(lake.path), "r")
+    reserve_next_attempt(open_lake(lake.path), "r")
+    with pytest.warns(CaptureWarning, match="nothing is captured: attempt 1 .* not resumed"):
+        assert not enabled(lake, strict=False, attempt=1, resume_rollout_id=3).enabled
+    with pytest.raises(CaptureError, match="not resumed"):
+        enabled(lake, attempt=1, resume_rollout_id=3)

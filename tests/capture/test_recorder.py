@@ -26,6 +26,9 @@ from tests.helpers.scenes import WAY, drawn
 from tests.helpers.trainer import Sample, Trainer
 from trajreplay import CaptureError, Lake, SampleRecord, capture
 from trajreplay.capture import CaptureWarning, Recorder
+from trajreplay.capture.copies import Copier
+from trajreplay.capture.pending import Pending
+from trajreplay.capture.slots import Slots
 
 
 class Untouchable:
@@ -410,3 +413,44 @@ def test_no_edit_after_the_hand_off_reaches_the_lake(
         assert found[name].to_pylist() == [one.tolist() for one in rows[name]]
     assert found["loss_mask"].to_pylist() == [[1] * one for one in lengths]
     assert value["value"].to_pylist() == [1.5]
+
+
+@pytest.mark.parametrize("versions", [(3, 3), (3, 4), (3, 4, 3), (None, 3, 3)])
+def test_origins_that_differ_between_micro_batches_are_those_of_none(
+    lake: Lake, versions: tuple[int | None, ...]
+) -> None:
+    recorder, samples = lenient(lake), drawn()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with recorder.step(0, 0):
+            for index, version in enumerate(versions):
+                part = samples[2 * index : 2 * index + 2]
+                recorder.record_policy_loss(
+                    index,
+                    [record(one) for one in part],
+                    old_log_probs=[one.columns["old_log_probs"] for one in part],
+                    origins={
+                        "old_log_probs": {
+                            "source": "trainer", "temperature": 1.0, "weight_version": version,
+                        }
+                    },
+                )  # fmt: skip
+    recorder.close()
+    (entry,) = captured(lake)
+    alike = len(set(versions) - {None}) == 1
+    (origin,) = [one for name, one in entry.origins.items() if name == "old_log_probs"]
+    assert (origin.source, origin.temperature) == ("trainer", 1.0)
+    assert origin.weight_version == (3 if alike else None)
+    assert ["weight_version of old_log_probs" in str(one.message) for one in told] == (
+        [] if alike else [True]
+    )
+
+
+def test_text_and_lists_of_records_count_as_memory() -> None:
+    pending = Pending(0, None, {}, Copier(Slots(1 << 20)))
+    pending.append([SampleRecord("s", 10_000, 10_001, [1] * 10_000)], {})
+    before = pending.held_bytes
+    spans = [(at, at + 1, 7) for at in range(1000)]
+    pending.append([SampleRecord("t", 1, 2, [1], prompt="p" * 50_000, weight_versions=spans)], {})
+    assert before > 80_000
+    assert pending.held_bytes - before > 50_000 + 100 * 1000

@@ -5,12 +5,20 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from tests.helpers.devices import Device
 from tests.helpers.processes import ROOT
 from tests.helpers.recorded import (
     captured,
@@ -21,9 +29,10 @@ from tests.helpers.recorded import (
     record_step,
 )
 from tests.helpers.scenes import drawn
-from trajreplay import Lake, SchemaError
-from trajreplay.capture import Recorder, Selection
-from trajreplay.capture.triggers import Triggers
+from trajreplay import Lake, SampleRecord, SchemaError
+from trajreplay.capture import CaptureWarning, Recorder, Selection
+from trajreplay.capture.background import Background, Handoff
+from trajreplay.capture.triggers import Triggers, Watch
 
 
 def kept(lake: Lake) -> list[tuple[int | None, int | None]]:
@@ -35,9 +44,9 @@ def kept(lake: Lake) -> list[tuple[int | None, int | None]]:
     )
 
 
-def fly(recorder: Recorder, rollouts: int) -> None:
+def fly(recorder: Recorder, rollouts: int, first: int = 0) -> None:
     """Record rollouts with a step each."""
-    for rollout_id in range(rollouts):
+    for rollout_id in range(first, first + rollouts):
         record_step(recorder, record_rollout(recorder, rollout_id), rollout_id)
 
 
@@ -129,7 +138,8 @@ BOUNDS: list[tuple[str, Mapping[str, float], bool]] = [
 
 @pytest.mark.parametrize(("text", "scalars", "fires"), BOUNDS)
 def test_triggers_look_at_scalars(text: str, scalars: dict[str, float], fires: bool) -> None:
-    assert bool(Triggers(text).reason(scalars)) is fires
+    told = {name: [value] for name, value in scalars.items()}
+    assert bool(Triggers(text).reason(told)) is fires
 
 
 @pytest.mark.parametrize("text", ["", "loss", "loss>", "loss>x", "signal:", "signal:KILL", "a,,b"])
@@ -163,10 +173,11 @@ def test_a_signal_writes_what_is_held(lake: Lake) -> None:
 
 ENDED = """
 import os, signal, sys, time
-from tests.capture.test_ring import fly
-from tests.helpers.recorded import enabled
+from tests.helpers.recorded import enabled, record_rollout, record_step
 from trajreplay.capture.triggers import Triggers
-fly(enabled(sys.argv[1], strict=False, keep_last=2, triggers=Triggers("signal:TERM")), 3)
+recorder = enabled(sys.argv[1], strict=False, keep_last=2, triggers=Triggers("signal:TERM"))
+for rollout_id in range(3):
+    record_step(recorder, record_rollout(recorder, rollout_id), rollout_id)
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(60.0)
 """
@@ -191,3 +202,201 @@ def test_a_training_that_crashes_leaves_its_last_steps(lake: Lake) -> None:
     assert [one[0] for one in kept(lake)] == [2, 3]
     events = lake.sql("select event, count(*) as n from events group by 1").arrow()
     assert events.to_pylist() == [{"event": "heartbeat", "n": 4}]  # it did not end as it should
+
+
+ANY_VALUE: list[tuple[str, str, list[Any], bool]] = [
+    ("entropy_loss<0.1", "entropy_loss", [0.05, 2.0], True),
+    ("loss<-5", "loss", [-6.0, 7.0], True),
+    ("loss>5", "loss", [-9.0, 6.0], True),
+    ("loss>5,loss<-5", "loss", [5.0, -5.0, 0.0], False),
+    ("nonfinite", "loss", [1.0, np.float32("nan"), 2.0], True),
+    ("nonfinite", "kl_loss", [1.0, torch.tensor(math.inf)], True),
+    ("nonfinite", "kl_loss", [1.0, 10**6, np.float32(3.0)], False),
+]
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize(("text", "name", "values", "fires"), ANY_VALUE)
+def test_every_value_of_a_scalar_is_looked_at(
+    lake: Lake,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    name: str,
+    values: list[Any],
+    fires: bool,
+    on_device: bool,
+) -> None:
+    device = Device(monkeypatch)
+    recorder = enabled(lake, keep_last=1, triggers=Triggers(text))
+    with recorder.step(0, 0):
+        for index, value in enumerate(values):
+            given = device.number(float(value)) if on_device else value
+            part = drawn()[2 * index : 2 * index + 2]
+            micro_batch(recorder, index, part, scalars={"loss": 0.0, name: given})
+            if on_device:
+                given.fill_(0.0)  # as a trainer does that adds up in place
+    device.catch_up()
+    recorder.close()
+    assert kept(lake) == [(0, 0)] * fires
+
+
+@settings(max_examples=10)  # each makes a lake
+@given(
+    values=st.lists(st.floats(width=32), min_size=1, max_size=4),
+    bound=st.one_of(st.none(), st.integers(-3, 3)),
+    sign=st.sampled_from("<>"),
+)
+def test_a_bound_is_crossed_where_any_value_crosses_it(
+    values: list[float], bound: int | None, sign: str
+) -> None:
+    text = "nonfinite" if bound is None else f"loss{sign}{bound}"
+    crossed = {
+        "nonfinite": lambda one: not math.isfinite(one),
+        f"loss<{bound}": lambda one: one < bound,
+        f"loss>{bound}": lambda one: one > bound,
+    }[text]
+    watch = Watch(Triggers(text))
+    watch.add("step 0:0", {"loss": [tuple(values[:2]), *values[2:], "text", None]})
+    ((step, reason),) = watch.look()
+    assert (step, bool(reason)) == ("step 0:0", any(map(crossed, values)))
+
+
+def test_no_training_waits_for_what_a_trigger_looks_at(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Device(monkeypatch)
+    recorder = enabled(lake, keep_last=1, triggers=Triggers("grad_norm>100"))
+    for rollout_id in range(3):
+        recorder.begin_step(rollout_id, 0)
+        micro_batch(recorder, 0, drawn(rollout_id=rollout_id))
+        if rollout_id == 2:
+            device.catch_up()  # one step late, and before the ring lets go of that one
+        recorder.end_step(grad_norm=device.number(50.0 + 100.0 * (rollout_id == 1)))
+    recorder.flush()
+    assert kept(lake) == [(1, 0)]
+    device.catch_up()
+    recorder.close()
+    assert "grad_norm is 150" in str(lake.inspect(1, 0).to_json())
+
+
+def test_a_loss_that_is_no_number_is_seen_after_its_capture_was_given_up(lake: Lake) -> None:
+    recorder = enabled(lake, keep_last=2)
+    fly(recorder, 1)
+    recorder.begin_step(1, 0)
+    recorder.drop("a test")
+    micro_batch(recorder, 0, drawn(rollout_id=1), scalars={"loss": math.nan})
+    recorder.end_step()
+    recorder.close()
+    assert (0, 0) in kept(lake)
+
+
+def test_what_the_ring_holds_is_written_however_small_the_queue_is(lake: Lake) -> None:
+    recorder = enabled(lake, strict=False, keep_last=3, queue_bytes=1)
+    fly(recorder, 3)
+    recorder.promote("a call of a test")
+    recorder.close()
+    assert reasons(lake) == []
+    assert {(0, 0), (1, 0), (2, 0), (0, None), (1, None), (2, None)} == set(kept(lake))
+
+
+def test_rollouts_that_waited_for_their_step_are_written_however_small_the_queue_is(
+    lake: Lake,
+) -> None:
+    recorder = enabled(lake, strict=False, queue_bytes=1, selection=Selection(steps="1:0"))
+    rollouts = [record_rollout(recorder, rollout_id) for rollout_id in range(2)]
+    record_step(recorder, rollouts[0][:4] + rollouts[1][4:], 1, 0)
+    recorder.close()
+    assert (reasons(lake), kept(lake)) == ([], [(0, None), (1, None), (1, 0)])
+
+
+def test_what_was_promoted_waits_within_the_bytes_of_the_ring(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = threading.Event()
+    write = Background._write
+
+    def late(self: Background, handoff: Handoff) -> None:
+        started.wait(20.0)
+        write(self, handoff)
+
+    monkeypatch.setattr(Background, "_write", late)
+    recorder = enabled(lake, strict=False, keep_last=8, ring_bytes=1 << 16)
+
+    def train() -> None:
+        for rollout_id in range(12):
+            fly(recorder, 1, rollout_id)
+            recorder.promote("again and again")
+
+    with pytest.warns(CaptureWarning, match="was dropped: ring full"):
+        train()
+    started.set()
+    recorder.close()
+    assert kept(lake)
+    assert "ring full" in reasons(lake)[-1]
+
+
+@pytest.mark.filterwarnings("ignore::trajreplay.capture.CaptureWarning")
+@pytest.mark.parametrize("promoted", [False, True])
+def test_a_problem_makes_a_flight_recorder_write_nothing_more(lake: Lake, promoted: bool) -> None:
+    recorder = enabled(lake, strict=False, keep_last=2)
+    for rollout_id in range(4):
+        samples = record_rollout(recorder, rollout_id)
+        with recorder.step(rollout_id, 0):
+            micro_batch(recorder, 0, samples)
+            micro_batch(recorder, None, samples)
+    recorder.begin_rollout(4)
+    recorder.record([], tokens=object())
+    recorder.end_rollout()
+    if promoted:
+        recorder.promote("a call of a test")
+    recorder.close()
+    found = {(one.key.rollout_id, one.key.step_id): one.status for one in captured(lake)}
+    dropped = {place for place, status in found.items() if status == "dropped"}
+    assert dropped == ({(2, 0), (3, 0), (4, None)} if promoted else set())
+    assert bool(found) is promoted
+    assert not promoted or {(2, None), (3, None)} <= set(kept(lake))
+
+
+def test_what_was_let_go_is_noted_when_a_step_of_it_is_promoted(lake: Lake) -> None:
+    recorder = enabled(lake, keep_last=2)
+    first = record_rollout(recorder, 0)
+    for rollout_id in range(1, 12):
+        record_rollout(recorder, rollout_id)
+    record_step(recorder, first, 11, 0)
+    recorder.promote("a call of a test")
+    recorder.close()
+    assert reasons(lake) == ["it was no longer held when a step that consumed from it was captured"]
+    assert (11, 0) in kept(lake)
+
+
+@settings(max_examples=8)  # each makes a lake
+@given(
+    keep=st.integers(1, 3),
+    ages=st.lists(st.integers(0, 10), min_size=1, max_size=8),
+    problems=st.sets(st.integers(0, 7)),
+)
+def test_each_promoted_step_has_an_entry_of_every_rollout_that_it_consumed_from(
+    keep: int, ages: list[int], problems: set[int]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lake = Lake.create(f"{folder}/lake")
+        recorder = enabled(lake, strict=False, keep_last=keep)
+        for step, age in enumerate(ages):
+            with recorder.rollout(step):
+                recorder.record([SampleRecord("s", 2, 3, [1, 1], raw_reward=1.0)])
+            source = max(0, step - age)
+            with recorder.step(step, 0):
+                recorder.record_policy_loss(
+                    0, [SampleRecord("s", 2, 3, [1, 1], source_rollout_id=source)], {"loss": 0.0}
+                )
+                if step in problems:
+                    recorder.record_policy_loss(None, [])
+        recorder.promote("a call of a test")
+        recorder.close()
+        found = {(one.key.rollout_id, one.key.step_id): one.status for one in captured(lake)}
+        last = range(max(0, len(ages) - keep), len(ages))
+        for step in last:
+            assert found[step, 0] == ("dropped" if step in problems else "complete")
+            assert (max(0, step - ages[step]), None) in found
+        assert len([one for one in found if one[1] is not None]) == len(last)

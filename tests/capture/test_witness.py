@@ -12,6 +12,8 @@ from torch import Tensor
 from tests.helpers.recorded import captured, switched
 from trajreplay import Lake, SampleRecord, Settings, StageContract, capture, profile, with_changes
 from trajreplay.capture import CaptureWarning
+from trajreplay.capture.copies import Copier
+from trajreplay.capture.slots import Slots
 from trajreplay.capture.witness import Witness
 from trajreplay.stages.report import Report
 
@@ -205,7 +207,7 @@ def backward_without_memory(recorder: capture.Recorder, monkeypatch: pytest.Monk
         new = weights * 2.0
         recorder.record_policy_loss(0, [SampleRecord("s-0", 2, 2, [1, 1])], log_probs=new)
         with monkeypatch.context() as patch:
-            patch.setattr(torch.Tensor, "clone", full)
+            patch.setattr(Slots, "take", full)
             new.sum().backward()  # type: ignore[no-untyped-call]
     assert weights.grad is not None
     return weights.grad
@@ -301,3 +303,28 @@ def test_a_capture_that_is_given_up_leaves_no_hook_on_a_tensor(lake: Lake, how: 
     assert not new._backward_hooks
     recorder.close()
     assert [one.status for one in captured(lake) if one.key.rollout_id == 0] == ["dropped"]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_are_copied_as_they_come_and_added_as_torch_does(
+    whole: bool, dtype: torch.dtype
+) -> None:
+    rows = [torch.randn(one, dtype=dtype, requires_grad=True) for one in LENGTHS]
+    packed = torch.cat([one.detach() for one in rows]).requires_grad_()
+    given: Any = packed if whole else rows
+    copier = Copier(Slots(1 << 20))
+    failed: list[Exception] = []
+    witness = Witness(copier, given, LENGTHS, failed.append)
+    tensors = [packed] if whole else rows[:-1]  # nothing is propagated back to the last one
+    held = [copier.held_bytes]
+    for factor in (0.3, 1.7):
+        loss = torch.stack([(factor * one.exp()).sum() for one in tensors]).sum()
+        torch.autograd.backward(loss)
+        held.append(copier.held_bytes)  # and no gradient is left where it was made
+    assert held[0] < held[1] < held[2]
+    assert failed == []
+    found = [torch.as_tensor(one, dtype=dtype) for one in witness.ended().rows()]
+    expected = [one.grad for one in tensors]
+    assert torch.cat(found[: len(LENGTHS) if whole else -1]).equal(torch.cat(expected))  # type: ignore[arg-type]
+    assert whole or found[-1].tolist() == [0.0] * LENGTHS[-1]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.captures import entries_of
 from tests.helpers.cli import run
 from tests.helpers.gates import CASES, healthy_run
 from tests.helpers.recorded import enabled, record_rollout, record_step
@@ -151,10 +152,10 @@ def test_a_malformed_policy_is_a_usage_error(lake: Lake, tmp_path: Path) -> None
     assert (outcome.code, outcome.out) == (2, "")
 
 
-def certified(lake: Path, verdict: Path, then: str) -> tuple[str, ...]:
+def certified(lake: Path, verdict: Path, then: str, *more: str) -> tuple[str, ...]:
     return (
         *(sys.executable, "-m", "trajreplay", "certify", "--lake", str(lake)),
-        *("--policy", "replay-clean", "--run", "r", "--verdict", str(verdict), "--"),
+        *("--policy", "replay-clean", "--run", "r", "--verdict", str(verdict), *more, "--"),
         *(sys.executable, "-c", TRAINING, str(ROOT), then),
     )
 
@@ -167,7 +168,10 @@ def test_a_command_is_certified_as_an_attempt_of_its_own(tmp_path: Path) -> None
         (2, "os.kill(os.getpid(), 9)", 137),
     ]:
         done = subprocess.run(
-            certified(lake, verdict, then), capture_output=True, text=True, timeout=120
+            certified(lake, verdict, then, *["--no-resume"] * bool(attempt)),
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
         assert done.returncode == code, done.stderr
         assert done.stdout.startswith("trained\n")
@@ -201,7 +205,7 @@ def test_a_command_that_records_nothing_or_cannot_be_run_fails(tmp_path: Path) -
         *("--verdict", tmp_path / "verdict.json"),
     )
     assert run(*base, "--", sys.executable, "-c", "pass").code == 1
-    assert run(*base, "--", tmp_path / "no-such-program").code == 127
+    assert run(*base, "--no-resume", "--", tmp_path / "no-such-program").code == 127
     assert json.loads((tmp_path / "verdict.json").read_text())["verdict"] == "fail"
 
 
@@ -247,3 +251,40 @@ def test_a_verdict_file_that_cannot_be_written_loses_no_exit_code(tmp_path: Path
     )
     assert (outcome.code, outcome.out) == (7, "")
     assert "No such file or directory" in outcome.err
+
+
+RESUMING = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from tests.helpers.recorded import record_rollout, record_step
+from trajreplay import capture
+from tests.helpers.scenes import WAY
+from tests.helpers.cohorts import ROLLOUT_STAGES
+recorder = capture.enable_from_env(
+    settings=WAY.short, rollout_stages=ROLLOUT_STAGES, resume_rollout_id=int(sys.argv[2]) or None
+)
+for rollout_id in range(int(sys.argv[2]), int(sys.argv[2]) + 2):
+    record_step(recorder, record_rollout(recorder, rollout_id), rollout_id)
+recorder.close()
+"""
+
+
+def test_an_attempt_that_resumes_is_certified_where_it_says_so(tmp_path: Path) -> None:
+    base: tuple[str | Path, ...] = (
+        *("certify", "--lake", tmp_path / "lake", "--policy", "replay-clean", "--run", "r"),
+        *("--verdict", tmp_path / "verdict.json"),
+    )
+
+    def attempt(first: int, *more: str) -> int:
+        return run(*base, *more, "--", sys.executable, "-c", RESUMING, ROOT, str(first)).code
+
+    assert attempt(0) == 0
+    assert attempt(2) == 2
+    assert attempt(2, "--resume-rollout", "2", "--no-resume") == 2
+    assert [one.attempt for one in Lake.open(tmp_path / "lake").replay().cohorts] == [0] * 4
+    attempt(2, "--resume-rollout", "2")
+    told = json.loads((tmp_path / "verdict.json").read_text())
+    assert told["attempts"] == [0, 1]
+    entries = [one for one in entries_of(Lake.open(tmp_path / "lake")) if one.key.attempt == 1]
+    assert {one.resumed_from for one in entries} == {(0, 2)}
+    assert {one.key.rollout_id for one in entries if one.key.kind == "step"} == {2, 3}

@@ -43,7 +43,7 @@ def test_components_are_stored_in_the_order_of_their_names(tmp_path: Path) -> No
     ("components", "problem"),
     [
         ({"c": 1.0}, "have 'c', expected one of a, b"),
-        ({"a": "1"}, "have a = '1', expected a number"),
+        ({"a": "1"}, "have a = a str, expected a number"),
         ([1.0, 2.0], "expected an object of numbers by name"),
     ],
 )

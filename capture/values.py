@@ -1,0 +1,125 @@
+"""Values as they are when they are handed over: numbers, and the records of samples."""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+from trajreplay.capture.device import DeviceScalar, cloned
+from trajreplay.schema.errors import CaptureError
+from trajreplay.schema.records import SampleRecord
+
+_LARGEST = 2**63 - 1
+_PLAIN = frozenset({int, float, bool, str, type(None)})
+# What a record may hold in a form that can change later; a writer refuses such forms of the rest.
+_FIELDS = (
+    *("group_index", "raw_reward", "reward", "greedy_reward", "kept_baseline", "last_value"),
+    *("reward_components", "weight_versions", "truncated"),
+)
+_held_by = operator.attrgetter("loss_mask", "prompt", "response", "label", "tool_output")
+_RECORD_BYTES, _SPAN_BYTES = 512, 160  # of CPython on 64 bits
+_fields_of = operator.attrgetter(*_FIELDS)
+
+
+def kept(value: Any) -> Any:
+    """One number, text or None as it is now.
+
+    Returns:
+        A plain number, text or None, or what is read later where it is on a device.
+
+    Raises:
+        CaptureError: It is something else.
+
+    >>> import numpy as np
+    >>> kept(np.array([3.0, 1.0])[:1]), kept(np.int64(2)), kept("mean")
+    (3.0, 2, 'mean')
+    """
+    if type(value) in _PLAIN or isinstance(value, str):
+        return value
+    try:
+        if hasattr(value, "detach") and value.device.type != "cpu":
+            return cloned(value.detach())
+        plain = value.item() if hasattr(value, "item") else value
+        return plain if type(plain) in _PLAIN else math.ldexp(plain, 0)  # `float` reads text
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise CaptureError(
+            f"a {type(value).__name__} is given for one number",
+            hint="Give an int or a float, or an array or tensor of one element.",
+        ) from error
+
+
+def number(value: Any) -> Any:
+    """A number as `kept`; None where it is none."""
+    try:
+        found = kept(value)
+    except CaptureError:
+        return None
+    if isinstance(found, str) or (isinstance(found, int) and abs(found) > _LARGEST):
+        return None
+    return found
+
+
+def frozen(records: Sequence[SampleRecord]) -> Sequence[SampleRecord]:
+    """Records that no later edit of what they were made of can reach.
+
+    Raises:
+        CaptureError: A field has another form.
+    """
+    return _changed(records, settled)
+
+
+def thawed(records: Sequence[SampleRecord]) -> Sequence[SampleRecord]:
+    """Frozen records with plain values only; waits for a device."""
+    return _changed(records, read)
+
+
+def bytes_of(records: Sequence[SampleRecord]) -> int:
+    """Memory that records keep from being freed, about."""
+    size = sum(map(sys.getsizeof, chain.from_iterable(map(_held_by, records))))
+    spans = sum(len(one.weight_versions or ()) for one in records)
+    return size + _RECORD_BYTES * len(records) + _SPAN_BYTES * spans
+
+
+def _changed(
+    records: Sequence[SampleRecord], change: Callable[[Any], Any]
+) -> Sequence[SampleRecord]:
+    # Looked at all at once, since the training waits for it.
+    if _PLAIN.issuperset(map(type, chain.from_iterable(map(_fields_of, records)))):
+        return records
+    found = []
+    for one in records:
+        named = zip(_FIELDS, _fields_of(one), strict=True)
+        changes = {name: change(value) for name, value in named if type(value) not in _PLAIN}
+        found.append(replace(one, **changes) if changes else one)
+    return found
+
+
+def settled(value: Any) -> Any:
+    """A value, or a mapping or sequence of them, as it is now.
+
+    Raises:
+        CaptureError: As of `kept`.
+    """
+    if isinstance(value, Mapping):
+        return {name: settled(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return tuple(settled(one) for one in value)
+    if getattr(value, "ndim", 0) > 1:  # spans as an array
+        return tuple(settled(one) for one in value)
+    if getattr(value, "ndim", 0) == 1 and len(value) != 1:
+        return tuple(kept(one) for one in value)
+    return kept(value)
+
+
+def read(value: Any) -> Any:
+    """What `settled` gave, in plain values; waits for a device."""
+    if isinstance(value, dict):
+        return {name: read(one) for name, one in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(read, value))
+    return value.item() if isinstance(value, DeviceScalar) else value
