@@ -95,7 +95,7 @@ def replay_tasks(
             score_cohort(one, reward)
         return check_routes(store, one)
 
-    with _one_thread():
+    with one_thread():
         for batch in _batches(ordered, budget):
             for kind in ("rollout", "step"):
                 found = [load(task) for task in batch if task.captures.kind == kind]
@@ -109,7 +109,7 @@ def replay_tasks(
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Blocks are small, and threads that share one mostly wait for each other."""
     # A large block given back once makes the allocator keep its temporaries: without it most of
     # the time goes into page faults.

@@ -17,7 +17,7 @@ from trajreplay.stages.explain.raw_rewards import explain_raw_rewards
 from trajreplay.stages.explain.rounding import Rounded, rounded_stages
 from trajreplay.stages.explain.search import explain_stage
 from trajreplay.stages.faults import Fault, catalogue
-from trajreplay.stages.judge import DEFAULT_MEMORY_BYTES
+from trajreplay.stages.judge import DEFAULT_MEMORY_BYTES, one_thread
 from trajreplay.stages.plan import replay
 from trajreplay.stages.report import CohortReport, Report
 from trajreplay.stages.variants import COMPUTED
@@ -59,6 +59,7 @@ class Explained:
         }
 
 
+@one_thread()
 def explain(
     catalog: Catalog,
     selection: Selection,
