@@ -42,14 +42,22 @@ RULES = {
     "schema": Rule("", "pyarrow numpy blake3 obstore"),
     "schema/bundles": Rule("schema", "pyarrow numpy blake3 obstore", "", "torch"),
     "writer": Rule("schema", "pyarrow numpy", "", "torch"),
-    "query": Rule("schema schema/bundles query/experts", "duckdb pyarrow polars"),
+    "query": Rule(
+        "schema schema/bundles query/experts query/mismatch query/differences",
+        "duckdb pyarrow polars",
+    ),
     # Expert choices, sixty times as many as log-probs, are compared in arrays without a copy.
-    "query/experts": Rule("schema query", "duckdb pyarrow numpy"),
+    "query/experts": Rule("schema query query/mismatch", "duckdb pyarrow numpy"),
+    # So are routes of two runs, and log-probs, which DuckDB unnests one by one.
+    "query/differences": Rule("schema query query/experts", "duckdb pyarrow numpy"),
+    "query/mismatch": Rule("schema query", "duckdb pyarrow numpy"),
     # Configurations of trainers are read without a lake.
     "query/preflight": Rule("schema", "pyarrow yaml"),
     "stages/kernels": Rule("schema", "torch"),
     # numpy is the way of a buffer from Arrow to torch without a copy.
-    "stages": Rule("schema query query/experts stages/kernels", "torch pyarrow numpy"),
+    "stages": Rule(
+        "schema query query/experts query/mismatch stages/kernels", "torch pyarrow numpy"
+    ),
     "capture": Rule("schema schema/bundles writer", "torch pyarrow numpy msgpack", "", "*"),
     "cli": Rule("schema writer query stages capture lake __init__", "click rich", "*", "*"),
     # A training, loaded by the command that runs it: it may hold torch at the top.
