@@ -36,7 +36,6 @@ def scan_error(
     decay_error: Tensor,
     offsets: Tensor,
     *,
-    initial: Tensor | None = None,
     reverse: bool = True,
 ) -> Rounded:
     """Run a linear recurrence, and bound how far a float32 evaluation may lie from it.
@@ -51,7 +50,6 @@ def scan_error(
         decay: (N,) float. a. Dimensionless.
         decay_error: (N,) float, da. What it may be off by.
         offsets: (S+1,) int64. Where each sample begins, and N.
-        initial: (S,) float. What each sample starts from; 0 if not given.
         reverse: From the last token to the first.
 
     Returns:
@@ -74,7 +72,7 @@ def scan_error(
     >>> found.value, found.error / 2.0**-24
     (tensor([2., 1.], dtype=torch.float64), tensor([16.,  8.], dtype=torch.float64))
     """
-    value = linear_scan(terms.value, decay, offsets, initial=initial, reverse=reverse)
+    value = linear_scan(terms.value, decay, offsets, reverse=reverse)
     if not value.numel():
         return Rounded(value, value.clone())
     # What a masked token holds has no effect where its decay is 0 or its term is.
@@ -82,10 +80,15 @@ def scan_error(
     passed = (terms.value == 0.0) & (terms.each == 0.0) & ((decay == 1.0) | (decay == 0.0))
     each = terms.each + torch.where(passed, 0.0, 4.0 * U * largest)
     size = decay.abs()
-    linear = linear_scan(terms.alike + decay_error * largest, size, offsets, reverse=reverse)
-    worst = linear_scan(each, size, offsets, reverse=reverse)
-    likely = _LAMBDA * linear_scan(each**2, size**2, offsets, reverse=reverse).sqrt()
-    error = linear + torch.minimum(worst, likely)
+    # One scan of three times as many samples takes little longer than one of them.
+    count = value.numel()
+    alike, worst, squares = linear_scan(
+        torch.cat([terms.alike + decay_error * largest, each, each**2]),
+        torch.cat([size, size, size**2]),
+        torch.cat([offsets, offsets[1:] + count, offsets[1:] + 2 * count]),
+        reverse=reverse,
+    ).split_with_sizes([count] * 3)
+    error = alike + torch.minimum(worst, _LAMBDA * squares.sqrt())
     return Rounded(value, torch.where(value.isnan(), torch.nan, error))
 
 

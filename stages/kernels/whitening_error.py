@@ -66,7 +66,7 @@ def whitened(
 
     >>> values = Rounded(torch.tensor([0.5, -0.5, 1.0, 2.0]).double(), torch.zeros(4).double())
     >>> found = whitened(values, torch.ones(4))
-    >>> bool((found.error < 2e-6).all())
+    >>> bool((found.error < 1e-5).all())
     True
     """
     value = whiten(
