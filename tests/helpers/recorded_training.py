@@ -20,7 +20,7 @@ from trajreplay import SampleRecord, Settings, capture
 from trajreplay.capture import Recorder, Switches
 from trajreplay.schema import LossSettings, RewardSettings, StageContract
 
-FILE_BYTES = 5000  # too little for the entry of a capture, enough for that of a dropped one
+FILE_BYTES = 6000  # too little for the entry of a capture, enough for that of a dropped one
 STEPS, PROMPTS, GROUP, LENGTH, VOCABULARY = 6, 2, 4, 8, 16
 SETTINGS = Settings(
     reward=RewardSettings(n_samples_per_prompt=GROUP),
