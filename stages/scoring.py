@@ -99,9 +99,10 @@ def compare_scores(block: Block) -> list[Look] | None:
         return None
     recorded = block.packed.scalars("raw_reward")
     scores = torch.cat([one.scores for one in block.cohorts if one.scores is not None])
-    # Samples that the settings leave out were not scored.
-    recomputed = torch.where(scores.isnan(), 0.0, scores)
-    target = torch.where(scores.isnan(), 0.0, recorded)
+    # Of a sample that the settings leave out the function says so, and nothing is recorded.
+    left_out = scores.isnan() & recorded.isnan()
+    recomputed = torch.where(left_out, 0.0, scores)
+    target = torch.where(left_out, 0.0, recorded)
     dtype = block.dtypes.get("raw_reward", "float32")
     compared = compare_elements(
         target,
@@ -120,19 +121,18 @@ def compare_scores(block: Block) -> list[Look] | None:
 
 
 def _scores(cohort: LoadedCohort, reward: Plugin) -> Tensor:
-    """(S,) float64. The score of each sample; NaN where the settings leave one out.
+    """(S,) float64. The score of each sample; NaN where the function has none.
+
+    It may have none, and give None, where the settings leave samples without a reward out.
 
     Raises:
         StageError: The function fails on a sample, or reads what was not captured.
     """
-    recorded = cohort.table["raw_reward"].to_pylist()
-    excluded = cohort.settings.reward.missing == "exclude"
-    rows = [row for row, one in enumerate(recorded) if not (excluded and one != one)]
-    scores = torch.full((len(recorded),), torch.nan, dtype=torch.float64)
     rules = {entry.key.rank: Redaction(entry.redaction) for entry in cohort.owners}
-    for row in rows:
-        scores[row] = _score(cohort, reward, rules, row)
-    for row in rows[:1]:
+    count = cohort.table.num_rows
+    found = [_score(cohort, reward, rules, row) for row in range(count)]
+    scores = torch.tensor(found, dtype=torch.float64)
+    for row in [row for row, one in enumerate(found) if not math.isnan(one)][:1]:
         again = _score(cohort, reward, rules, row)
         if again != float(scores[row]):
             raise StageError(
@@ -151,7 +151,8 @@ def _score(cohort: LoadedCohort, reward: Plugin, rules: Mapping[int, Redaction],
         with guarded(where):
             found: Any = reward.function(sample)
         value = _number(found)
-        if not math.isfinite(value):
+        none = found is None and cohort.settings.reward.missing == "exclude"
+        if not math.isfinite(value) and not none:
             problem = f"{where} gives {_shown(found)}, expected a finite number"
     except StageError as error:
         problem = error.message

@@ -167,6 +167,11 @@ def _of_corrections(loss: LossSettings) -> Iterator[str]:
             f"loss.surrogate is 'vespo', which takes weights of tokens, and loss.correction is "
             f"{loss.correction!r}"
         )
+    if loss.surrogate == "gmpo" and loss.correction in ("tis", "icepop", "geometric-mask"):
+        yield (
+            f"loss.surrogate is 'gmpo', whose samples take the geometric mean of their weights, "
+            f"and loss.correction is {loss.correction!r}, of tokens"
+        )
     yield from rejection_contradictions(loss)
 
 

@@ -122,6 +122,9 @@ def _of_members(settings: Settings) -> Iterator[str]:
         yield "reward.source is 'token' and reward.weights has components"
     if reward.costs and reward.grouping == "none":
         yield "reward.costs are named and reward.grouping is 'none'"
+    if reward.missing == "exclude" and (reward.costs or reward.unit == "step"):
+        other = "reward.costs are named" if reward.costs else "reward.unit is 'step'"
+        yield f"{other} and reward.missing is 'exclude': a sum with a missing reward is not defined"
     if reward.gpg_norm <= 0:
         yield f"reward.gpg_norm is {reward.gpg_norm:g}, expected more than 0"
     if reward.std_grouping == "group" and reward.unit == "step":

@@ -126,6 +126,16 @@ def _replayed(
         ({"reward.episode_agents": ("solver",)}, "reward.episode_agents"),
         ({"reward.source": "token", "reward.weights": {"a": 1.0}}, "reward.source is 'token'"),
         ({"reward.costs": {"time": 1.0}}, "reward.costs names 'time'"),
+        ({"reward.costs": {"turns": 1.0}, "reward.missing": "exclude"}, "reward.costs are named"),
+        ({"reward.unit": "step", "reward.missing": "exclude"}, "reward.unit is 'step'"),
+        (
+            {
+                "loss.surrogate": "gmpo",
+                "loss.correction": "tis",
+                "loss.correction_bounds": (0.0, 2.0),
+            },
+            "loss.surrogate is 'gmpo', whose samples take the geometric mean",
+        ),
         ({"reward.costs": {"turns": 1.0}, "reward.grouping": "none"}, "reward.costs"),
         ({"reward.rule": "gpg", "reward.gpg_norm": 0.0}, "reward.gpg_norm is 0"),
         (

@@ -308,14 +308,26 @@ def test_only_the_cohort_that_cannot_be_scored_is_unverified(lake: Lake) -> None
     assert [one.verdict for one in report.cohorts] == ["pass", "unverified", "pass"]
 
 
-def test_a_sample_that_the_settings_leave_out_is_not_scored(lake: Lake) -> None:
-    def partly(sample: Mapping[str, Any]) -> float:
-        assert sample["sample_id"] != "s-3"
-        return graded(sample)
+@pytest.mark.parametrize("missing", ["keep", "exclude"])
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("scored", [False, True])
+def test_a_sample_without_a_reward_is_left_out_where_the_function_has_none_either(
+    lake: Lake, missing: str, recorded: bool, scored: bool
+) -> None:
+    def partly(sample: Mapping[str, Any]) -> float | None:
+        return graded(sample) if scored or sample["sample_id"] != "s-3" else None
 
-    settings = Settings(reward=RewardSettings(missing="exclude"))
-    _write(lake, raw={3: math.nan}, settings=settings, stages=(RAW,))
-    assert _replayed(lake, partly).verdict == "pass"
+    settings = Settings(reward=RewardSettings(missing=missing))
+    raw = {} if recorded else {3: math.nan}
+    _write(lake, raw=raw, settings=settings, stages=(RAW,))
+    found = the_stage(_replayed(lake, partly), RAW)
+    if scored:
+        assert found.verdict == ("pass" if recorded else "diverged")
+    elif missing == "keep":
+        assert found.verdict == ("unverified" if recorded else "diverged")  # NaN is never right
+        assert recorded == ("gives a NoneType, expected a finite number" in found.message)
+    else:
+        assert found.verdict == ("diverged" if recorded else "pass")
 
 
 def test_a_handoff_that_differs_chains_as_before_without_a_function(lake: Lake) -> None:
