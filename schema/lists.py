@@ -101,7 +101,7 @@ def small_content(array: pa.Array) -> tuple[bytes | None, ...] | None:
     """
     if array.offset or array.nbytes > _SMALL_BYTES or array.type.num_fields:
         return None
-    return tuple([one and one.to_pybytes() for one in array.buffers()])
+    return tuple([None if one is None else one.to_pybytes() for one in array.buffers()])
 
 
 def of_content(kind: pa.DataType, rows: int, content: tuple[bytes | None, ...]) -> pa.Array:

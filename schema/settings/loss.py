@@ -234,8 +234,6 @@ class ValueSettings:
     """The value loss, aggregated as the policy loss is unless it says otherwise.
 
     Args:
-        aggregation: As loss.aggregation: `same`, or of its own (verl's critic).
-        mean_over: As loss.mean_over: `same`, or of its own.
         clip: How far the value may move from the old one before the loss ignores it; None for no
             clip.
         factor: Of the squared error: 1 in slime and Relax, 0.5 elsewhere.
@@ -243,14 +241,16 @@ class ValueSettings:
         counts: Which tokens it is of: the `trained` ones; those of them that the policy loss `kept`
             (verl, whose rejection changes the mask of both); or those of the whole `response`
             (TRL's PPO, whose critic has a value past the end).
+        aggregation: As loss.aggregation: `same`, or of its own (verl's critic).
+        mean_over: As loss.mean_over: `same`, or of its own.
         counted: What counts as clipped: a `value` that moved further than clip (slime, Relax), or
             a token whose clipped `loss` is the larger.
     """
 
-    aggregation: str = name("same", *_AGGREGATIONS, "constant-norm")
-    mean_over: str = name("same", "scope", "micro-batch")
     clip: float | None = number(0.2, optional=True)
     factor: float = number(1.0)
     huber_delta: float | None = number(None)
     counts: str = name("trained", "kept", "response")
+    aggregation: str = name("same", *_AGGREGATIONS, "constant-norm")
+    mean_over: str = name("same", "scope", "micro-batch")
     counted: str = name("value", "loss")

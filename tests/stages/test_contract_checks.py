@@ -20,7 +20,7 @@ from trajreplay import Lake, SampleRecord, with_changes
 from trajreplay.schema import Settings
 from trajreplay.schema.contracts import STAGE_NAMES
 from trajreplay.stages import Finding, contract_checks
-from trajreplay.stages.faults import contracts
+from trajreplay.stages.faults import contracts, provenance
 
 STAGES = ("sample", "reward.raw", "reward.post_process", "advantage.estimate")
 COLUMNS = ("rollout_log_probs", "old_log_probs", "ref_log_probs", "advantages")
@@ -247,7 +247,7 @@ def test_every_finding_has_a_fault_of_its_name() -> None:
         for name in re.findall(r'"([a-z-]+\.[a-z-]+)"', module.read_text())
     } - {*STAGE_NAMES}
     assert len(said) > 20
-    unnamed = said - {one.id for one in contracts.FAULTS}
+    unnamed = said - {one.id for module in (contracts, provenance) for one in module.FAULTS}
     assert unnamed == {"advantage.masked", "weights.unchecked"}  # which name no mistake
 
 

@@ -27,6 +27,7 @@ SUMMED = sorted(
     for name, (changes, _) in CHANGES.items()
     if not changes.keys()
     & {"loss.aggregation", "loss.batch_reduction", "loss.fragments", "loss.nll_coef"}
+    and not changes.keys() & {"loss.terms_aggregation", "value.aggregation"}
     and not {"rank", "stride"} & {str(one) for one in changes.values()}
 )
 ZIGZAG = LayoutSettings("zigzag")
@@ -92,7 +93,7 @@ def _scalars(trainer: ComposedTrainer, held: list[list[int]]) -> list[Expected]:
     for row, mine in enumerate(held):
         for found, terms, summed, counted in (
             (policy, trainer.policy_terms(row), trainer.summed[row], trainer.counted[row]),
-            (value, trainer.value_terms(row), trainer.masks[row], trainer.masks[row]),
+            (value, trainer.value_terms(row), trainer.valued[row], trainer.valued[row]),
         ):
             for name, tokens in terms.items():
                 share = sum(summed[t] * tokens[t] for t in mine) / max(sum(counted), 1.0)

@@ -211,7 +211,7 @@ def test_watch_finds_each_heartbeat_of_several_written_at_once(lake: Lake) -> No
         ]
         events = [Event(HEARTBEAT, dump_detail(HEARTBEAT, values)) for values in told]
         commit_events(open_lake(lake.path), key, events)
-    watch = lake.watch(policy=policy)
+    watch = lake.watch(policy=policy, wait=0)
     found = {
         one.rollout_id: {check.check: (check.verdict, check.value) for check in watch.gate(one)}
         for one in watch.poll()
