@@ -233,6 +233,16 @@ def test_the_finding_says_which_stage_rank_and_layer(tmp_path: Path) -> None:
     assert found["layer.coverage"] == {"stage": "train", "trace_step": 1, "rank": 5, "layer": 4}
 
 
+def test_ranks_are_not_covered_where_no_record_says_how_many_there_are() -> None:
+    trace = make_trace(LAYOUTS["context"])
+    assert checked(trace, require=("rank.coverage",)).verdict == "pass"
+    for record in trace.records():
+        record.pop("world_size", None)
+    report = checked(trace)
+    assert (report.verdict, report.statuses["rank.coverage"]) == ("pass", "unverified")
+    assert checked(trace, require=("rank.coverage",)).verdict == "fail"
+
+
 def test_producers_of_the_first_group_alone_are_enough() -> None:
     """As a single controller traces it, which commits prompt by prompt."""
     trace = make_trace(LAYOUTS["context"])
