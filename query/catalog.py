@@ -13,6 +13,7 @@ import pyarrow as pa
 from trajreplay.query.snapshots import Snapshot
 from trajreplay.schema.attempt import AttemptRecord, load_attempt
 from trajreplay.schema.canonical import MAX_BYTES
+from trajreplay.schema.claim import CLAIM_SUFFIX
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.entry_codec import load_entry
 from trajreplay.schema.errors import DatasetError, QueryError
@@ -30,7 +31,6 @@ from trajreplay.schema.tables import MANIFEST
 
 _KEY_SCHEMA = pa.schema([MANIFEST[name].field for name in CaptureKey._fields])
 _KEPT_ENTRIES = 1 << 14
-_CLAIM = ".claim"  # held beside a name while its file is being placed where links are not supported
 
 
 class Cohort(NamedTuple):
@@ -236,7 +236,7 @@ def cohort_of(key: CaptureKey) -> Cohort:
 def _names(store: Store, folder: str, problems: list[DatasetError]) -> list[str]:
     found: list[str] = []
     try:
-        found.extend(one.path for one in store.list(folder) if not one.path.endswith(_CLAIM))
+        found.extend(one.path for one in store.list(folder) if not one.path.endswith(CLAIM_SUFFIX))
     except DatasetError as error:
         problems.append(error)
     return found

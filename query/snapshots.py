@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from trajreplay.query.page_headers import check_claims
 from trajreplay.schema.canonical import MAX_BYTES
+from trajreplay.schema.claim import CLAIM_SUFFIX
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.filedigest import bytes_digest
 from trajreplay.schema.identity import CaptureKey
@@ -18,7 +19,7 @@ from trajreplay.schema.layout import SEGMENTS, SNAPSHOTS, entry_path, number_of_
 from trajreplay.schema.snapshot import SEGMENT_BYTES, SEGMENT_SCHEMA, Root, Segment, load_root
 from trajreplay.schema.store import Store
 
-_FILE_BYTES = SEGMENT_BYTES + (1 << 20)  # lz4 makes what it can't compress a little larger
+_FILE_BYTES = SEGMENT_BYTES + (1 << 20)  # zstd makes what it cannot compress a little larger
 _KEPT_SEGMENTS = 4
 _HINT = (
     f"Remove the folder {SNAPSHOTS} and make a snapshot anew: the manifest's entries hold all "
@@ -43,7 +44,7 @@ class Snapshot:
         numbers = [
             number_of_root(one.path)
             for one in store.list(SNAPSHOTS)
-            if not one.path.startswith(f"{SEGMENTS}/")
+            if not one.path.startswith(f"{SEGMENTS}/") and not one.path.endswith(CLAIM_SUFFIX)
         ]
         if not numbers:
             return cls(store)

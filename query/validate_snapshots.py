@@ -8,6 +8,7 @@ from trajreplay.query.catalog import Catalog
 from trajreplay.query.findings import ValidationFinding, finding_of
 from trajreplay.query.snapshots import Snapshot
 from trajreplay.schema.canonical import MAX_BYTES
+from trajreplay.schema.claim import CLAIM_SUFFIX
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.identity import CaptureKey
 from trajreplay.schema.layout import SEGMENTS, SNAPSHOTS, key_of_entry
@@ -37,7 +38,7 @@ def snapshot_findings(catalog: Catalog) -> Iterator[ValidationFinding]:
             yield finding_of("snapshot", segment.path, error)
     named = {segment.path for segment in snapshot.root.segments}
     for one in catalog.store.list(SEGMENTS):
-        if one.path not in named:
+        if one.path not in named and not one.path.endswith(CLAIM_SUFFIX):
             message = "the newest snapshot does not name it: ignored"
             yield ValidationFinding("info", "snapshot", one.path, message)
 

@@ -255,6 +255,16 @@ def test_a_file_of_another_name_is_refused(lake: Lake, name: str) -> None:
     assert not lake.validate().ok
 
 
+def test_a_claim_held_while_a_snapshot_is_placed_is_no_snapshot(lake: Lake) -> None:
+    """As on a file system without links, where a name is claimed by a file beside it."""
+    lake.snapshot()
+    before = answers(lake)
+    for path in (root_file(lake, 2), *segments(lake)):
+        path.with_name(f"{path.name}.claim").touch()
+    assert answers(lake) == before
+    assert lake.validate().findings == []
+
+
 def test_a_root_of_a_newer_format_or_renamed_is_refused(lake: Lake) -> None:
     lake.snapshot()
     path = root_file(lake)
