@@ -34,8 +34,9 @@ from trajreplay.writer.draft import make_draft, make_origin
 from trajreplay.writer.encode import ListColumn, encode_column, tensor_column
 from trajreplay.writer.outputs import PerField, make_outputs, wrong_counts
 from trajreplay.writer.ragged import wrong_lengths
+from trajreplay.writer.record_checks import check_records
 from trajreplay.writer.routes import CapturedRoutes
-from trajreplay.writer.samples import SampleColumns, check_records, encode_samples
+from trajreplay.writer.samples import SampleColumns, encode_samples
 
 
 class CaptureBuilder:
