@@ -7,14 +7,8 @@ from typing import Any
 
 import click
 
-from trajreplay.cli.options import (
-    ATTEMPT,
-    RUN,
-    RedactionRule,
-    StepIdentity,
-    lake_option,
-    quiet_options,
-)
+from trajreplay.cli.option_types import RedactionRule, StepIdentity
+from trajreplay.cli.options import ATTEMPT, RUN, lake_option, quiet_options
 from trajreplay.cli.text import counted, printable
 from trajreplay.cli.verb import Verb
 

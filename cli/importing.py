@@ -8,13 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trajreplay.cli.options import (
-    LAKE_HELP,
-    ImportKind,
-    RedactionRule,
-    find_lake,
-    output_options,
-)
+from trajreplay.cli.option_types import ImportKind, RedactionRule
+from trajreplay.cli.options import LAKE_HELP, find_lake, output_options
 from trajreplay.cli.output import Output
 from trajreplay.cli.progress import ProgressBar
 from trajreplay.cli.stating import statement_options

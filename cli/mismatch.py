@@ -8,7 +8,8 @@ import click
 from click.core import ParameterSource
 
 from trajreplay.cli.mismatch_text import group_text, run_text
-from trajreplay.cli.options import ATTEMPT, Size, StepIdentity, lake_option, output_options, several
+from trajreplay.cli.option_types import Size, StepIdentity
+from trajreplay.cli.options import ATTEMPT, lake_option, output_options, several
 from trajreplay.cli.output import Output
 from trajreplay.cli.progress import ProgressBar
 from trajreplay.cli.verb import Verb

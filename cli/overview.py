@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trajreplay.cli.inspect_text import column_rows, inspection_text
-from trajreplay.cli.options import ATTEMPT, RUN, StepIdentity, lake_option, output_options
+from trajreplay.cli.option_types import StepIdentity
+from trajreplay.cli.options import ATTEMPT, RUN, lake_option, output_options
 from trajreplay.cli.output import Output
 from trajreplay.cli.progress import ProgressBar
 from trajreplay.cli.source import Source, source_options

@@ -7,7 +7,8 @@ from typing import Any
 import click
 
 from trajreplay.cli.explain import write_explained
-from trajreplay.cli.options import RewardName, SettingChange, output_options
+from trajreplay.cli.option_types import RewardName, SettingChange
+from trajreplay.cli.options import output_options
 from trajreplay.cli.output import Output
 from trajreplay.cli.progress import ProgressBar
 from trajreplay.cli.report_rows import write_report

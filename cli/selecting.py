@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
-from trajreplay.cli.options import ATTEMPT, RUN, Size, StageName, StepIdentity, several
+from trajreplay.cli.option_types import Size, StageName, StepIdentity
+from trajreplay.cli.options import ATTEMPT, RUN, several
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -7,7 +7,8 @@ from typing import IO
 
 import click
 
-from trajreplay.cli.options import ATTEMPT, RUN, Size, lake_option, output_options
+from trajreplay.cli.option_types import Size
+from trajreplay.cli.options import ATTEMPT, RUN, lake_option, output_options
 from trajreplay.cli.output import Output
 from trajreplay.cli.verb import Verb
 

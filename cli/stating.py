@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from trajreplay.cli.options import ProfileName, SettingChange
+from trajreplay.cli.option_types import ProfileName, SettingChange
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -7,7 +7,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from trajreplay.cli.options import Size, StageName, StepIdentity, output_options
+from trajreplay.cli.option_types import Size, StageName, StepIdentity
+from trajreplay.cli.options import output_options
 from trajreplay.cli.output import Output
 from trajreplay.schema import STAGES
 
