@@ -85,6 +85,8 @@ def write_explained(
     from trajreplay.stages.explain import clusters
 
     rows = [one.to_json() for one in (clusters(found) if across else found.explanations)]
+    if output.format != "json" and not (with_report and output.is_text):
+        output.note_refused(found.report.refused)
     if output.format == "table":
         text = "".join(f"{line}\n" for line in _lines(found, across, everything))
         if with_report:

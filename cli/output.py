@@ -6,7 +6,7 @@ import itertools
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,11 @@ class Output:
         """Say something beside the result, on stderr."""
         if not self.quiet:
             click.echo(printable(text, keep="\n"), err=True)
+
+    def note_refused(self, refused: Mapping[str, str]) -> None:
+        """Name files that were refused, where the result has no place for them."""
+        for path, problem in refused.items():
+            self.note(f"Refused: {path}: {problem}")
 
     def text(self, text: str) -> None:
         """Write the text form of a result; it is safe to print already."""

@@ -99,7 +99,12 @@ _COUNTS = (
 
 @click.command(
     cls=Verb,
-    exit_codes={0: "Done, whatever the captures' state.", 1: "", 2: "There is no such capture."},
+    exit_codes={
+        0: "Done, whatever the captures' state.",
+        1: "",
+        2: "There is no such capture.",
+        3: "A file of PATH was refused.",
+    },
     example="trajreplay inspect --step 120:0",
 )
 @source_options
@@ -143,13 +148,17 @@ def inspect(
     """
     import pyarrow as pa
 
-    from trajreplay import QueryError
+    from trajreplay import CaptureError, QueryError
 
     named = [one for one in (rollout_id, step) if one is not None]
     if len(named) > 1 or not (named or source.is_files):
         raise click.UsageError("Give one of --rollout R and --step R:S.")
     with source.open(output) as lake:
-        place = step or (rollout_id, None) if named else _only_place(lake)
+        refused = lake.imported.refused if lake.imported else []
+        places = _places(lake) if refused or not named else []
+        if refused and not places:
+            raise CaptureError(refused[0].problem, hint=refused[0].hint)
+        place = step or (rollout_id, None) if named else _only(places)
         found = lake.inspect(*place, run=run, attempt=attempt).to_json()
     captures = [one for one in found["captures"] if not ranks or one["rank"] in ranks]
     if not captures:
@@ -166,22 +175,23 @@ def inspect(
         output.lines(captures)
     else:
         output.rows(pa.Table.from_pylist(column_rows(found)))
+    output.note_refused({one.path: one.problem for one in refused})
+    click.get_current_context().exit(3 if refused else 0)
 
 
-def _only_place(lake: Lake) -> tuple[int, int | None]:
+def _places(lake: Lake) -> list[tuple[int, int | None]]:
+    """The rollouts and steps that a lake holds."""
+    return [(one["rollout_id"], one["step_id"]) for one in lake.info().to_pylist()]
+
+
+def _only(places: list[tuple[int, int | None]]) -> tuple[int, int | None]:
     """The rollout or step that a lake of files holds.
 
     Raises:
-        CaptureError: The files were refused.
         QueryError: It holds several, or events only.
     """
-    from trajreplay import CaptureError, QueryError
+    from trajreplay import QueryError
 
-    found = lake.info().to_pylist()
-    places = [(one["rollout_id"], one["step_id"]) for one in found]
-    if not places and lake.imported is not None:
-        for first in lake.imported.refused:
-            raise CaptureError(first.problem, hint=first.hint)
     if not places:
         raise QueryError(
             "the files hold events, and no samples of a rollout or step",

@@ -134,6 +134,7 @@ def _show_what_if(
     with source.open(output) as lake, ProgressBar("Recomputing", quiet=output.quiet) as progress:
         found = lake.what_if(changes, progress=progress, **selection)
     write_what_if(found, output)
+    click.get_current_context().exit(3 if found.refused else 0)
 
 
 def _refuse(names: tuple[str, ...], selection: dict[str, Any], other: str) -> None:

@@ -23,10 +23,12 @@ def write_report(report: Report, output: Output, *, everything: bool = False) ->
         output.text(ReportText(report, color=output.has_color, everything=everything).render())
     elif output.format == "json":
         output.document(report.to_json())
-    elif output.format == "ndjson":
-        output.lines(one.to_json() for one in report.cohorts)
     else:
-        output.rows(report_table(report))
+        output.note_refused(report.refused)
+        if output.format == "ndjson":
+            output.lines(one.to_json() for one in report.cohorts)
+        else:
+            output.rows(report_table(report))
 
 
 def report_table(report: Report) -> pa.Table:

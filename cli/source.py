@@ -47,6 +47,7 @@ class Source:
             yield Lake.open(find_lake(self._lake if self._path is None else str(self._path)))
             return
         from trajreplay.capture.importers import ImportOptions
+        from trajreplay.schema import QueryError
 
         options = ImportOptions(**self._options)
         progress = ProgressBar("Reading", quiet=output.quiet)
@@ -55,10 +56,17 @@ class Source:
             sources = lake.imported.sources if lake.imported else []
             for note in (note for one in sources for note in one.notes):
                 output.note(f"Note: {note}")
-            yield lake
+            try:
+                yield lake
+            except QueryError:  # perhaps what was asked for is in one of these
+                refused = lake.imported.refused if lake.imported else []
+                output.note_refused({one.path: one.problem for one in refused})
+                raise
 
     def _refuse_statements(self) -> None:
-        given = [name for name, value in self._options.items() if value and name != "ids"]
+        from trajreplay.capture.importers import ImportOptions
+
+        given = ImportOptions(**self._options).said()
         if given:
             raise click.UsageError(
                 f"{flag_of(given[0])} is said of files, and a lake is looked at: what it was "

@@ -23,6 +23,7 @@ def write_what_if(found: WhatIf, output: Output) -> None:
     if output.format == "json":
         output.document(found.to_json())
         return
+    output.note_refused(found.refused)
     for cohort in found.cohorts:
         for note in cohort.notes:
             output.note(f"{cohort.cohort}: {note}")

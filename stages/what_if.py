@@ -108,11 +108,13 @@ class WhatIf:
         changes: The settings that are others, by `section.field`.
         cohorts: What they make of each cohort, in the order in which these feed each other.
         notes: Settings that have no effect, and why.
+        refused: Files that no cohort could be read from, by path, and why.
     """
 
     changes: dict[str, Any]
     cohorts: list[CohortChange]
     notes: list[str] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """All facts as JSON values."""
@@ -123,6 +125,7 @@ class WhatIf:
             },
             "notes": self.notes,
             "cohorts": [one.to_json() for one in self.cohorts],
+            **({"refused": self.refused} if self.refused else {}),
         }
 
 

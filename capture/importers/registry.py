@@ -63,6 +63,13 @@ class ImportOptions:
     changes: Mapping[str, Any] = field(default_factory=dict)
     redaction: Mapping[str, str] = field(default_factory=dict)
 
+    def said(self) -> list[str]:
+        """The names of what is said: all that is not left as it is by default."""
+        return [name for name, value in vars(self).items() if value != getattr(_NOTHING, name)]
+
+
+_NOTHING = ImportOptions()
+
 
 @dataclass(frozen=True)
 class Importer:

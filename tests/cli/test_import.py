@@ -2,14 +2,19 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 
 from tests.helpers.bundles import CASES, copied, edited, signed
 from tests.helpers.cli import run
 from tests.helpers.slime_dumps import SLIME
-from trajreplay import Lake
+from trajreplay import CaptureError, Lake
+from trajreplay.capture.importers import ImportOptions
+from trajreplay.cli.main import main
 
 
 @pytest.fixture(autouse=True)
@@ -209,9 +214,10 @@ def test_a_setting_is_stated_beside_a_profile() -> None:
 def test_nothing_is_stated_of_a_lake() -> None:
     assert run("import", "relax-bundle", CASES / "v1_healthy").code == 0
     for target in (["lake"], ["--lake", "lake"]):
-        found = run("replay", *target, "--profile", "trl")
-        assert (found.code, found.out) == (2, "")
-        assert "--profile is said of files, and a lake is looked at" in found.err
+        for flag, value in (("--profile", "trl"), ("--ids", "global")):
+            found = run("replay", *target, flag, value)
+            assert (found.code, found.out) == (2, "")
+            assert f"{flag} is said of files, and a lake is looked at" in found.err
 
 
 def test_help_lists_the_kinds() -> None:
@@ -241,3 +247,91 @@ def test_what_a_dump_does_not_state_is_unverified_with_the_reason() -> None:
     found = run("replay", SLIME / "train_data" / "0.pt")
     assert found.code == 3
     assert "state them with --profile" in found.out
+
+
+REFUSED = "v1_missing_complete"
+VERBS: dict[str, tuple[str, ...]] = {
+    "replay": ("replay",),
+    "replay-explain": ("replay", "--explain"),
+    "replay-set": ("replay", "--set", "loss.eps_clip=0.1"),
+    "explain": ("explain",),
+    "explain-across": ("explain", "--across"),
+    "validate": ("validate",),
+    "validate-deep": ("validate", "--deep"),
+    "inspect": ("inspect",),
+    "inspect-step": ("inspect", "--step", "7:0"),
+}
+
+
+def test_every_verb_that_takes_a_path_is_asked_below() -> None:
+    context = click.Context(main)
+    commands = {name: main.get_command(context, name) for name in main.list_commands(context)}
+    taking = {
+        name
+        for name, command in commands.items()
+        if command is not None and any(one.name == "files" for one in command.params)
+    }
+    assert taking == {words[0] for words in VERBS.values()}
+
+
+@pytest.mark.parametrize("form", ["table", "json", "csv"])
+@pytest.mark.parametrize("verb", VERBS)
+def test_no_verb_passes_over_a_source_that_was_refused(
+    verb: str, form: str, tmp_path: Path
+) -> None:
+    alone = run(*VERBS[verb], copied(REFUSED, tmp_path / "in"), "--format", form)
+    copied("v1_healthy", tmp_path / "in")
+    beside = run(*VERBS[verb], tmp_path / "in", "--format", form)
+    for found in (alone, beside):
+        assert found.code == 3
+        assert REFUSED in found.out + found.err
+        assert "no COMPLETE" in found.out + found.err
+
+
+def test_a_selection_that_only_a_refused_source_could_have_says_so(tmp_path: Path) -> None:
+    for name in ("v1_healthy", REFUSED):
+        copied(name, tmp_path / "in")
+    found = run("replay", tmp_path / "in", "--step", "99:0")
+    assert found.code == 2
+    assert f"{REFUSED}: " in found.err
+
+
+def test_what_has_no_place_for_refused_sources_refuses(tmp_path: Path) -> None:
+    for name in ("v1_healthy", REFUSED):
+        copied(name, tmp_path / "in")
+    asked: dict[str, Callable[[Lake], object]] = {
+        "diff": lambda lake: lake.diff(),
+        "mismatch": lambda lake: lake.mismatch(),
+        "route_agreement": lambda lake: lake.route_agreement(),
+        "gate": lambda lake: lake.gate("replay-clean"),
+        "watch": lambda lake: lake.watch(),
+        "export_bundles": lambda lake: lake.export_bundles(tmp_path / "out"),
+        "export_lake": lambda lake: lake.export_lake(tmp_path / "other"),
+    }
+    for name, ask in asked.items():
+        with Lake.of_files(tmp_path / "in") as lake, pytest.raises(CaptureError) as caught:
+            ask(lake)
+        assert "no COMPLETE" in caught.value.message, name
+
+
+@pytest.mark.parametrize(
+    "said", [{"profile": "slime"}, {"group_by_position": 4}, {"ids": "global"}, {"run": "mine"}]
+)
+def test_nothing_is_stated_of_a_lake_that_was_mailed(said: dict[str, Any], tmp_path: Path) -> None:
+    assert run("import", "relax-bundle", CASES / "v1_healthy").code == 0
+    assert run("export", "lake", "-o", "mailed.tar.zst").code == 0
+    assert run("replay", "mailed.tar.zst").code == 0
+    found = run("replay", "mailed.tar.zst", "--profile", "slime", "--group-by-position", "4")
+    assert found.code == 3
+    assert "group_by_position, profile is said of files" in found.err
+    for place in ("lake", "mailed.tar.zst"):
+        with (
+            pytest.raises(CaptureError, match=f"is a lake, and {next(iter(said))} is said"),
+            Lake.of_files(tmp_path / place, options=ImportOptions(**said)),
+        ):
+            pass
+        with (
+            pytest.raises(CaptureError, match="is a lake, and the kind 'slime' is said"),
+            Lake.of_files(tmp_path / place, kind="slime"),
+        ):
+            pass

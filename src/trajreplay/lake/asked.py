@@ -121,8 +121,8 @@ class Asked(Opened):
         from trajreplay.query import validate
 
         report = validate(self._store, deep=deep, progress=progress)
-        for one in self._refused:
-            report.add("error", "import", one.path, one.problem)
+        for path, problem in self._refused.items():
+            report.add("error", "import", path, problem)
         if deep and report.ok:  # the columns of what is broken are no evidence
             from trajreplay.query import Catalog
             from trajreplay.stages.deep import contract_findings

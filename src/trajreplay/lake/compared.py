@@ -45,13 +45,14 @@ class Compared(Opened):
         Raises:
             QueryError: There is no such run or attempt, or nothing in common.
             DatasetError: A file is not what its entry says.
+            CaptureError: Files that this lake was made for were refused.
         """
         from trajreplay.query.differences import diff, side_of
 
-        one = side_of(self._catalog, left, attempts[0])
+        one = side_of(self._whole_catalog, left, attempts[0])
         if right is None and other is None:
             right = one.run_id
-        two = side_of((other or self)._catalog, right, attempts[1])
+        two = side_of((other or self)._whole_catalog, right, attempts[1])
         return diff(one, two, atol=atol, rtol=rtol, progress=progress)
 
     def mismatch(
@@ -87,13 +88,14 @@ class Compared(Opened):
         Raises:
             QueryError: The selection is wrong, or holds no pair.
             DatasetError: One column is a copy of the other, or a file is not what its entry says.
+            CaptureError: Files that this lake was made for were refused.
         """
         from trajreplay.query import Selection, mismatch
         from trajreplay.query.selecting import parted
 
         selecting, paired = parted(asked)
         return mismatch(
-            self._catalog,
+            self._whole_catalog,
             Selection.of(where, selecting),
             by=by,
             level=level,
@@ -119,6 +121,7 @@ class Compared(Opened):
         Raises:
             QueryError: The selection is wrong, or holds nothing to compare.
             DatasetError: One column is a copy of the other, or a file is not what its entry says.
+            CaptureError: Files that this lake was made for were refused.
         """
         from trajreplay.query import Selection
         from trajreplay.query.experts import route_agreement
@@ -126,4 +129,4 @@ class Compared(Opened):
 
         selecting, paired = parted(asked)
         selection = Selection.of(where, selecting)
-        return route_agreement(self._catalog, selection, threshold=threshold, **paired)
+        return route_agreement(self._whole_catalog, selection, threshold=threshold, **paired)

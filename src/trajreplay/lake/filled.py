@@ -52,18 +52,28 @@ class Filled(Opened):
             `replay` report those that were refused.
 
         Raises:
-            CaptureError: A path is not there, is of no known kind, or is of several.
+            CaptureError: A path is not there, is of no known kind or of several, or is a lake of
+                which something was said.
         """
         import tempfile
 
         from trajreplay.capture.importers import import_files, importer_of, recognise
         from trajreplay.schema.bundles.archive import unpacked
+        from trajreplay.schema.errors import CaptureError
         from trajreplay.schema.lakefile import create_lake
         from trajreplay.schema.layout import LAKE_FILE
 
         with ExitStack() as opened:
             found = [opened.enter_context(unpacked(Path(one))) for one in paths]
             if len(found) == 1 and (found[0] / LAKE_FILE).is_file():
+                said = options.said() if options else []
+                if kind or said:
+                    told = f"the kind {kind!r}" if kind else ", ".join(said)
+                    raise CaptureError(
+                        f"{paths[0]} is a lake, and {told} is said of files: what it was imported "
+                        "with is in it",
+                        hint="Leave it out, or import the files again with it.",
+                    )
                 yield cls.open(found[0])
                 return
             importer = importer_of(kind) if kind else recognise(found)
@@ -207,7 +217,8 @@ class Filled(Opened):
 
         Raises:
             QueryError: The selection is wrong or selects nothing.
-            CaptureError: A bundle cannot hold it, or the folder is there already.
+            CaptureError: A bundle cannot hold it, the folder is there already, or files that this
+                lake was made for were refused.
             DatasetError: A capture set is incomplete or damaged, or nothing can be written.
         """
         from trajreplay.query import Selection
@@ -217,7 +228,7 @@ class Filled(Opened):
         from trajreplay.schema.bundles.relax import write_bundle
 
         selection = Selection.of(where, selecting)
-        sets = selected_sets(self._catalog, selection)
+        sets = selected_sets(self._whole_catalog, selection)
         with written_to(Path(folder)) as target:
             return [
                 write_bundle([read_record(self._store, entry) for entry in one.entries], target)
@@ -247,7 +258,8 @@ class Filled(Opened):
 
         Raises:
             QueryError: The selection is wrong or selects nothing.
-            CaptureError: A rule of `redaction` keeps more than the one in force.
+            CaptureError: A rule of `redaction` keeps more than the one in force, or files that this
+                lake was made for were refused.
             DatasetError: A capture set is incomplete or damaged, or the new lake is there already.
         """
         from trajreplay.query import Selection, validate
@@ -257,7 +269,7 @@ class Filled(Opened):
         from trajreplay.writer.copying import copy_capture
 
         selection = Selection.of(where, selecting)
-        entries = list(selected_entries(self._catalog, selection))
+        entries = list(selected_entries(self._whole_catalog, selection))
         with written_to(Path(path), new=True) as target:
             store = create_lake(target)
             for entry in entries:

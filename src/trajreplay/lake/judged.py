@@ -18,7 +18,15 @@ if TYPE_CHECKING:
 
 
 class Judged(Opened):
-    """A lake that is held against its arithmetic."""
+    """A lake that is held against its arithmetic.
+
+    Each report names the files that were refused, and its verdict counts them.
+    """
+
+    @property
+    def _is_refused(self) -> bool:
+        """Whether there is nothing but files that were refused: no selection is then wrong."""
+        return bool(self._refused) and not self._catalog.keys
 
     def replay(
         self,
@@ -65,9 +73,8 @@ class Judged(Opened):
         from trajreplay.stages import Report, replay
         from trajreplay.stages.plugins import as_reward
 
-        refused = {one.path: one.problem for one in self._refused}
-        if refused and not self._catalog.keys:
-            return Report([], refused)
+        if self._is_refused:
+            return Report([], self._refused)
         selection = Selection.of(where, {"closure": "group", **selecting})
         asked = Comparison(atol, rtol, exact)
         report = replay(
@@ -79,7 +86,7 @@ class Judged(Opened):
             memory_bytes=memory_bytes,
             progress=progress,
         )
-        report.refused = refused
+        report.refused = self._refused
         return report
 
     def explain(
@@ -107,11 +114,14 @@ class Judged(Opened):
             DatasetError: The lake cannot be listed.
         """
         from trajreplay.query import Selection
-        from trajreplay.stages.explain import explain
+        from trajreplay.stages import Report
+        from trajreplay.stages.explain import Explained, explain
         from trajreplay.stages.plugins import as_reward
 
+        if self._is_refused:
+            return Explained(Report([], self._refused))
         selection = Selection.of(where, {"closure": "group", **selecting})
-        return explain(
+        found = explain(
             self._catalog,
             selection,
             require_stages=require_stages,
@@ -119,6 +129,8 @@ class Judged(Opened):
             memory_bytes=memory_bytes,
             progress=progress,
         )
+        found.report.refused = self._refused
+        return found
 
     def what_if(
         self,
@@ -155,12 +167,16 @@ class Judged(Opened):
             DatasetError: The lake cannot be listed.
         """
         from trajreplay.query import Selection
-        from trajreplay.stages import what_if
+        from trajreplay.stages import WhatIf, what_if
 
+        if self._is_refused:
+            return WhatIf(dict(changes), [], refused=self._refused)
         selection = Selection.of(where, selecting, run=run, stages=stages)
-        return what_if(
+        found = what_if(
             self._catalog, selection, changes, memory_bytes=memory_bytes, progress=progress
         )
+        found.refused = self._refused
+        return found
 
     def gate(
         self,
@@ -187,12 +203,13 @@ class Judged(Opened):
 
         Raises:
             QueryError: The policy is malformed, or no run or attempt is named.
+            CaptureError: Files that this lake was made for were refused.
         """
         from trajreplay.stages.gate import Policy, gate, load_gate_policy
 
         held = policy if isinstance(policy, Policy) else load_gate_policy(policy)
         return gate(
-            self._catalog,
+            self._whole_catalog,
             held,
             self._catalog.only_run() if run is None else run,
             attempts,
@@ -226,10 +243,12 @@ class Judged(Opened):
 
         Raises:
             QueryError: The policy is malformed, or demands nothing of a single cohort.
+            CaptureError: Files that this lake was made for were refused.
         """
         from trajreplay.stages.gate import Policy, load_gate_policy
         from trajreplay.stages.watch import WAIT, Watch
 
+        self._refuse_refused()
         held = None
         if policy is not None:
             held = policy if isinstance(policy, Policy) else load_gate_policy(policy)

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from trajreplay.capture.importers import ImportedSource, ImportReport
+    from trajreplay.capture.importers import ImportReport
     from trajreplay.query import Catalog
     from trajreplay.schema.store import Store
 
@@ -30,9 +30,35 @@ class Opened:
         return Catalog.open(self._store)
 
     @property
-    def _refused(self) -> list[ImportedSource]:
-        """Files that this lake was made for and could not be read."""
-        return self.imported.refused if self.imported else []
+    def _refused(self) -> dict[str, str]:
+        """Files that this lake was made for and could not be read, and why."""
+        return {one.path: one.problem for one in self.imported.refused} if self.imported else {}
+
+    @property
+    def _whole_catalog(self) -> Catalog:
+        """The listing, for what has no place to name files that were refused.
+
+        Raises:
+            CaptureError: Some were.
+        """
+        self._refuse_refused()
+        return self._catalog
+
+    def _refuse_refused(self) -> None:
+        """Raise what became of files that were refused, as if they had been all that was asked.
+
+        Raises:
+            CaptureError: Some were.
+        """
+        from trajreplay.schema.errors import CaptureError
+
+        refused = self.imported.refused if self.imported else []
+        if refused:
+            more = f" (and {len(refused) - 1} more were refused)" if len(refused) > 1 else ""
+            raise CaptureError(
+                f"{refused[0].problem}{more}",
+                hint=refused[0].hint or "Name the other files by themselves.",
+            )
 
     def refresh(self) -> None:
         """See what was committed since the lake was opened, or since the last refresh."""
