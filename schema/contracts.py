@@ -80,7 +80,8 @@ STAGES: tuple[Stage, ...] = (
         (
             *("raw_reward", "reward_components", "token_rewards", "greedy_reward", "group_id"),
             *("consumer_batch_id", "trajectory_id", "fragment_index", "truncated", "turns"),
-            *("agent_id", "episode_id", "kept_baseline", "total_length"),
+            *("agent_id", "episode_id", "kept_baseline", "total_length", "first_message_length"),
+            *("old_log_probs", "rollout_log_probs", "ref_log_probs"),
         ),
         outputs=("reward",),
         scalars=("rewards",),
@@ -105,7 +106,7 @@ STAGES: tuple[Stage, ...] = (
         (
             *("reward", "response_length", "token_rewards", "kl", "old_values", "greedy_reward"),
             *("old_log_probs", "teacher_log_probs", "sum_pi_squared", "message_faults"),
-            *("last_value", "truncated", "rollout_log_probs"),
+            *("last_value", "truncated", "rollout_log_probs", "group_id", "consumer_batch_id"),
         ),
         outputs=("advantages", "returns"),
         settings=("advantage",),

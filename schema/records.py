@@ -49,6 +49,7 @@ class SampleRecord:
         agent_id, episode_id: Which agent of its environment, and in which run of that, where
             several agents act in one.
         turns: Turns of the model.
+        first_message_length: Response tokens of its first message; all of them in a single turn.
         truncated: Whether it was cut at the length limit.
         prompt, response, label, tool_output: Text, stored only as the redaction policy allows.
     """
@@ -78,6 +79,7 @@ class SampleRecord:
     agent_id: str | None = None
     episode_id: str | None = None
     turns: int | None = None
+    first_message_length: int | None = None
     weight_versions: Sequence[tuple[int, int, int]] | None = None
     truncated: bool | None = None
     prompt: str | None = None

@@ -96,6 +96,14 @@ _PROVENANCE = (
         nullable=True,
     ),
     Column("turns", pa.int32(), "Turns of the model.", "provenance", unit="turn", nullable=True),
+    Column(
+        "first_message_length",
+        pa.int32(),
+        "Response tokens of the first message of the model.",
+        "provenance",
+        unit="token",
+        nullable=True,
+    ),
     Column("truncated", pa.bool_(), "Cut at the length limit.", "provenance", nullable=True),
 )
 _TEXT = tuple(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from trajreplay.schema.errors import StageError
+from trajreplay.schema.tables import STEPS
 from trajreplay.stages.block import Block
 from trajreplay.stages.capability import LOG_PROB_SOURCES, message_faults
 from trajreplay.stages.compare import Active, Compared, compare_elements
@@ -19,11 +20,10 @@ from trajreplay.stages.compose import (
     estimate_advantages,
     estimate_advantages_error,
     evaluation_slack,
-    kept_tokens,
-    moved_bounds,
     rollout_weights,
 )
 from trajreplay.stages.kernels import half_ulp
+from trajreplay.stages.remaining import remaining_tokens
 from trajreplay.stages.reward_findings import warn_of_batch_rewards
 
 LAST_FAULT = 2  # the largest number that message_faults has a meaning for
@@ -51,7 +51,7 @@ def replay_advantage_estimate(block: Block) -> None:
         "advantage.estimate",
         _merged(looks),
         None if chained is None else _merged(chained),
-        inputs=tuple(name for name in reads if name != "group_id"),
+        inputs=tuple(name for name in reads if not STEPS[name].is_text),
         outputs=tuple(names),
         after="reward.post_process",
         replaced=tuple(replaced),
@@ -114,13 +114,15 @@ def _inputs(
 ) -> AdvantageInputs:
     """What advantages of a block are estimated from; arguments as of `estimated`."""
     packed = block.packed
+    own = block.settings.advantage
     column, asked, critic = _columns(block, replaced, dtype)
     reads = block.cohorts[0].abilities["advantage.estimate"].reads
     return AdvantageInputs(
         _counted(block, replaced, against),
         packed.offsets,
         reward=asked("reward"),
-        whitened_with=_shared(block),
+        whitened_with=_shared(block, own.whiten),
+        centred_with=_shared(block, own.whiten_centre),
         kl=asked("kl"),
         kl_coef=block.settings.kl.coef,
         values=asked(critic),
@@ -140,22 +142,9 @@ def _inputs(
 
 def _counted(block: Block, replaced: dict[str, Tensor], against: float) -> Tensor:
     """(N,) bool. The trained tokens that count: all, or those that the loss does not reject."""
-    packed, loss = block.packed, block.settings.loss
     if block.settings.advantage.counts == "trained":
-        return packed.mask
-    names = ("old_log_probs", "rollout_log_probs")
-    columns = {one: replaced.get(one, packed.tokens(one)) for one in names}
-    given = LossInputs(
-        columns,
-        packed.mask,
-        packed.offsets,
-        packed.micro_batches if loss.m2_threshold is not None else None,
-        packed.cohorts,
-    )
-    if against:
-        loss = moved_bounds(loss, 0.0, against, longest=int(packed.lengths.max()))
-    kept = kept_tokens(loss, given)
-    return packed.mask if kept is None else kept
+        return block.packed.mask
+    return remaining_tokens(block.packed, block.settings.loss, replaced, against)
 
 
 def _active(block: Block, replaced: dict[str, Tensor]) -> Active | None:
@@ -186,15 +175,16 @@ def _weights(block: Block, column: Callable[[str], Tensor]) -> Tensor | None:
     return rollout_weights(block.settings.loss, given)
 
 
-def _shared(block: Block) -> Tensor | None:
-    """(N,) int64. Which tokens are whitened together; None where none is."""
+def _shared(block: Block, sets: str) -> Tensor | None:
+    """(N,) int64. Which tokens are of one set; None where no set is named."""
     packed = block.packed
     samples = {
         "cohort": lambda: packed.cohorts,
         "rank": lambda: packed.cohort_ranks,
         "group": lambda: packed.groups,
         "sample": lambda: torch.arange(len(packed.lengths)),
-    }.get(block.settings.advantage.whiten)
+        "consumer-batch": lambda: packed.consumer_batches,
+    }.get(sets)
     return None if samples is None else samples().repeat_interleave(packed.lengths)
 
 

@@ -8,11 +8,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from trajreplay.schema.errors import StageError
 from trajreplay.schema.settings import KlSettings, Settings
 from trajreplay.stages.block import Block
 from trajreplay.stages.capability import LOG_PROB_SOURCES, is_plain
 from trajreplay.stages.compare import Compared, Look, compare_elements
 from trajreplay.stages.compose import (
+    SHARE,
     RewardInputs,
     equal_rewards,
     evaluation_slack,
@@ -33,6 +35,7 @@ from trajreplay.stages.kernels import (
 from trajreplay.stages.outputs import echoed_looks
 from trajreplay.stages.packed import Packed
 from trajreplay.stages.raw_rewards import components
+from trajreplay.stages.remaining import remaining_tokens
 from trajreplay.stages.reward_findings import warn_of_constant_groups
 
 _RAW, _STAGE = "reward.raw", "reward.post_process"
@@ -166,7 +169,12 @@ def _error(block: Block, raw: Tensor, recomputed: Tensor) -> Tensor:
         given = reward_inputs(block.packed, block.settings)
         if settings.less_kl:
             given = replace(given, penalty_error=_penalty_error(block.packed, block.settings.kl))
-        return processed_rewards_error(settings, raw, given, entry)
+        error = processed_rewards_error(settings, raw, given, entry)
+        for against in (SHARE, -SHARE) if given.remaining is not None else ():
+            counts = _remaining(block.packed, block.settings, against)
+            moved = processed_rewards(settings, raw, replace(given, remaining=counts))
+            error = error + (moved - recomputed).abs()  # where rounding decides, either is right
+        return error
     if settings.grouping == "none":
         return half_ulp(raw, "float32")
     return group_rewards_error(
@@ -209,6 +217,9 @@ def reward_inputs(
     }
     cut = settings.stop_properly_coef is not None and asked
     greedy, kept = (settings.baseline == one and asked for one in ("greedy", "kept"))
+    by_kept = settings.baseline == "length-weighted" and settings.baseline_counts == "kept"
+    by_first = settings.overlong_max_length is not None
+    by_first &= settings.overlong_counts == "first-message"
     by_prompt = settings.std_grouping == "group" and asked
     return RewardInputs(
         by_grouping.get(settings.grouping, lambda: packed.cohorts)(),
@@ -223,8 +234,35 @@ def reward_inputs(
         prompt=packed.groups if by_prompt else None,
         totals=packed.scalars("total_length") if "input" in settings.costs and asked else None,
         turns=packed.scalars("turns") if "turns" in settings.costs and asked else None,
+        first_message=_first_messages(packed) if by_first and asked else None,
+        remaining=_remaining(packed, given) if by_kept and asked else None,
         penalty=_penalty(packed, given.kl, dtype) if settings.less_kl and asked else None,
     )
+
+
+def _first_messages(packed: Packed) -> Tensor:
+    """(S,) float64. The tokens of the first message of each response.
+
+    Raises:
+        StageError: One is longer than its response.
+    """
+    found = packed.scalars("first_message_length")
+    odd = (found > packed.lengths).nonzero().squeeze(1)
+    if len(odd):
+        sample = int(odd[0])
+        raise StageError(
+            f"sample {packed.text('sample_id', sample)!r}: first_message_length is "
+            f"{int(found[sample])}, expected at most response_length = "
+            f"{int(packed.lengths[sample])}",
+            hint="Count the response tokens of the model's first message, without the prompt.",
+        )
+    return found
+
+
+def _remaining(packed: Packed, given: Settings, against: float = 0.0) -> Tensor:
+    """(S,) float64. The tokens of each sample that the loss keeps, its bounds moved."""
+    kept = remaining_tokens(packed, given.loss, against=against)
+    return segment_sum(kept.double(), packed.offsets)
 
 
 def _penalty(packed: Packed, kl: KlSettings, dtype: torch.dtype) -> Tensor:

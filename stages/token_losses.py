@@ -23,7 +23,7 @@ from trajreplay.stages.compose import (
 )
 from trajreplay.stages.coverage import POLICY
 from trajreplay.stages.kernels import MeanError
-from trajreplay.stages.proximal import Interpolation
+from trajreplay.stages.proximal import OLD, Interpolation
 
 
 def token_reads(block: Block, stage: str) -> tuple[str, ...]:
@@ -60,6 +60,7 @@ class TokenLosses:
             for name in token_reads(block, stage)
         }
         self._between: Interpolation | None = None
+        self._on_policy = stage == POLICY and block.settings.loss.proximal == "current"
         if "weight_versions" in reads:
             self._between = Interpolation.of(block)
             self.columns = self._between.with_old(self.columns)
@@ -120,6 +121,8 @@ class TokenLosses:
         return PolicyTerms(value_terms(value, columns), tokens, tokens)
 
     def _given(self, columns: dict[str, Tensor]) -> LossInputs:
+        if self._on_policy:  # the current ones themselves, without their gradient
+            columns = {**columns, OLD: columns["log_probs"].detach()}
         return LossInputs(columns, self._mask, self._offsets, self.micro_batches, self._cohorts)
 
     def _moved(self, share: float, against: float) -> LossSettings:
@@ -136,9 +139,6 @@ class TokenLosses:
         """
         log_probs = self.columns["log_probs"].double().clone().requires_grad_()
         columns, settings = {**self.columns, "log_probs": log_probs}, self._moved(moved, 0.0)
-        if settings.ratio == "one":  # the current ones themselves, without their gradient
-            columns["old_log_probs"] = log_probs.detach()
-            settings = replace(settings, ratio="token", old_source="old")
         terms = policy_terms(settings, self._given(columns)).terms
         coefs = {"pg_loss": 1.0, "kl_loss": settings.kl_loss_coef}
         return {

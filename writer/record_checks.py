@@ -25,6 +25,7 @@ COUNTS = {
     "context_size": 2**31 - 1,
     "fragment_index": 2**31 - 1,
     "turns": 2**31 - 1,
+    "first_message_length": 2**31 - 1,
     "source_attempt": 2**31 - 1,
     "source_rollout_id": 2**63 - 1,
 }

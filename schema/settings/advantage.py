@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from trajreplay.schema.settings.knobs import Interval, count, flag, interval, name, number
 
+WHITENED_SETS = ("cohort", "rank", "group", "sample", "consumer-batch")
 LOW_VAR_KL_CLAMP = (-10.0, 10.0)  # slime and Relax clamp low_var_kl, not k3
 
 
@@ -72,7 +73,12 @@ class AdvantageSettings:
         opd_coef: What a nat of the policy over its teacher costs each token (on-policy
             distillation), before whitening; the policy is that of `kl.policy_source`.
         whiten: Which tokens share statistics when advantages are whitened: `none` at all, those of
-            the `cohort`, of a `rank`, of a `group` or of a `sample`.
+            the `cohort`, of a `rank`, of a `group`, of a `sample`, or of a `consumer-batch`
+            (NeMo-RL's SingleController, which whitens every chunk by itself as it comes).
+        whiten_centre: Which tokens share the mean that is taken off, where they are others than
+            share the deviation, which is one around that mean: `same`; `none`, no mean is taken
+            off; or those of what whiten may name (AReaL's mean_level beside its std_level).
+        whiten_leave_one_out: Whether the mean of a token is that of the others (AReaL).
         whiten_scale: Whether they are divided by the deviation, or only centred.
         whiten_ddof: Delta degrees of freedom of that deviation.
         whiten_epsilon: Keeps the division finite.
@@ -80,8 +86,8 @@ class AdvantageSettings:
             added to the deviation (`std`).
         whiten_one_pass: Whether the variance is taken as E[x^2] - E[x]^2 (slime, Relax).
         whiten_short: What is done where too few tokens count for a deviation: `raise`, and the
-            cohort is refused; `biased`, a single token is divided by their number; `keep`, which
-            leaves a set without any as it is; or `nan`.
+            cohort is refused; `biased`, a single token is divided by their number; `keep`, whose
+            deviation is 1, and which leaves a set without any as it is; or `nan`.
         invalid_tool_call: Advantage of the tokens of a message with an invalid tool call, whatever
             was estimated; None leaves it (NeMo-RL).
         malformed_thinking: The same of a message with malformed thinking.
@@ -106,7 +112,9 @@ class AdvantageSettings:
     otb_positions: str = name("all", "trained")
     otb_weights: str = name("none", "correction")
     opd_coef: float = number(0.0)
-    whiten: str = name("none", "cohort", "rank", "group", "sample")
+    whiten: str = name("none", *WHITENED_SETS)
+    whiten_centre: str = name("same", "none", *WHITENED_SETS)
+    whiten_leave_one_out: bool = flag(False)
     whiten_scale: bool = flag(True)
     whiten_ddof: int = count(1)
     whiten_epsilon: float = number(1e-8)

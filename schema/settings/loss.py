@@ -48,8 +48,10 @@ class LossSettings:
         batch_reduction: How sample means become one number: `sum` or `mean`.
         old_source: Denominator of the ratio: `old` log-probs, which are those of the proximal
             policy where the loss is decoupled (AReaL), or `rollout`.
-        proximal: Whether those old log-probs are as `recorded`, or `interpolated` between the
-            rollout's and the current ones by the weights that made each token (AReaL's loglinear).
+        proximal: Whether those old log-probs are as `recorded`; `interpolated` between the
+            rollout's and the current ones by the weights that made each token (AReaL's loglinear);
+            or the `current` ones themselves, in weights against the sampler, too (NeMo-RL's
+            force_on_policy_ratio).
         nll_coef: Coefficient of the mean of -log pi over the trained tokens of samples whose raw
             reward is above 0, one such mean a micro-batch (VAPO as in NeMo-RL).
         use_kl_loss, tis, opsm, opd, per_token: Whether this term was in force: true, false, or
@@ -62,7 +64,8 @@ class LossSettings:
             ratio on tokens whose probability has not moved further than eps_clip in the direction
             of the advantage.
         ratio: Ratio of `token` probabilities; `sequence-mean`, the exponential of the masked mean
-            of the log ratios of a sample (GSPO); `sequence-sum`; or `one`, on policy.
+            of the log ratios of a sample (GSPO); `sequence-sum`; or `one`, on policy,
+            while all else that asks for old log-probs has those of `proximal` (verl).
         log_ratio_clamp: Bounds of the log ratio before the exponential.
         sequence_log_ratio_clamp: Bounds of that of a sample (verl's GSPO: at most 10).
         advantage_level: Advantages of each `token`, or their masked `sequence-mean` (AReaL's GSPO).
@@ -96,6 +99,9 @@ class LossSettings:
             `geometric-mask`, the weight of the token, 0 where the geometric mean
             of its sample is outside. In `vespo` the weight of a sample takes them in.
         correction_bounds: Its bounds; infinite for none.
+        correction_criterion: What they are held against: the `weight` itself, or what `rejection`
+            knows by name; a weight whose criterion is outside is clipped, or 0, and any other
+            stays (AReaL's action clamp).
         correction_log_clamp: Bounds of the logarithm of a weight (verl, MIS: -20 and 20).
         undefined_weight: What a weight against the sampler becomes that float32 does not hold, in
             the correction and of the KL against the rollout: 0 in NeMo-RL; None leaves it.
@@ -153,7 +159,7 @@ class LossSettings:
     metrics_aggregation: str = name("same", *_AGGREGATIONS)
     batch_reduction: str = name("sum", "mean")
     old_source: str = name("old", "rollout")
-    proximal: str = name("recorded", "interpolated")
+    proximal: str = name("recorded", "interpolated", "current")
     nll_coef: float = number(0.0)
     use_kl_loss: bool | None = flag(None)
     tis: bool | None = flag(None)
@@ -189,6 +195,7 @@ class LossSettings:
     dro_beta: float = number(0.1)
     correction: str = name("none", *CORRECTIONS)
     correction_bounds: Interval | None = interval(None)
+    correction_criterion: str = name("weight", *CRITERIA)
     correction_log_clamp: Interval | None = interval(None)
     undefined_weight: float | None = number(None)
     correction_norm: str = name("none", "token", "sequence")

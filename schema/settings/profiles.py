@@ -107,7 +107,10 @@ _ALL = (
         "Leave-one-out baseline and leave-one-out deviation; KL in the loss, clamped twice.",
         Settings(
             reward=RewardSettings(
-                baseline="leave-one-out", divisor="leave-one-out-std", batch_epsilon=0.0
+                baseline="leave-one-out",
+                divisor="leave-one-out-std",
+                batch_epsilon=0.0,
+                overlong_counts="first-message",
             ),
             kl=KlSettings(estimator="k3", value_clamp=_BOTH_TEN, log_ratio_clamp=_BOTH_TWENTY),
             loss=LossSettings(

@@ -50,7 +50,8 @@ class RewardSettings:
             `kept` (what the trainer keeps from step to step, as recorded: prime-rl's rae) or
             `none`.
         baseline_counts: Which tokens a length-weighted baseline is weighted by: of the whole
-            `response`, or the `trained` ones alone (verl).
+            `response`, the `trained` ones alone, or those of them that the loss `kept` (verl, which
+            rejects before it scores).
         divide_by_std: Whether the centred reward is divided by a standard deviation.
         std_grouping: Which samples that deviation is of: `same` as the baseline, `batch`, or
             `group`.
@@ -73,7 +74,8 @@ class RewardSettings:
             it and get 0 where missing rewards are excluded.
         clip_after: Bounds of the result.
         overlong_max_length: Tokens allowed; None for no overlong penalty.
-        overlong_counts: Which tokens: of the whole `response`, or the `trained` ones alone.
+        overlong_counts: Which tokens: of the whole `response`, the `trained` ones alone (AReaL), or
+            of the `first-message` of the model (NeMo-RL).
         overlong_buffer: Tokens before that from which on the penalty rises.
         overlong_penalty: Penalty at the end of the buffer.
         overlong_floored: Whether it grows no further beyond (OpenRLHF).
@@ -100,7 +102,7 @@ class RewardSettings:
     rule: str = name("normalise", "gpg", "pass@k")
     gpg_norm: float = number(1.0)
     baseline: str = name("mean", "none", "leave-one-out", "length-weighted", "greedy", "kept")
-    baseline_counts: str = name("response", "trained")
+    baseline_counts: str = name("response", "trained", "kept")
     divide_by_std: bool = flag(True)
     std_grouping: str = name("same", "batch", "group")
     divisor: str = name("std", "std-around-baseline", "leave-one-out-std", "baseline")
@@ -114,7 +116,7 @@ class RewardSettings:
     rescale: str = name("none", "batch")
     clip_after: Interval | None = interval(None)
     overlong_max_length: int | None = count(None)
-    overlong_counts: str = name("response", "trained")
+    overlong_counts: str = name("response", "trained", "first-message")
     overlong_buffer: int = count(0)
     overlong_penalty: float = number(1.0)
     overlong_floored: bool = flag(False)

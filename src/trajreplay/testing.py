@@ -112,6 +112,7 @@ def _records(
         "group_size": draw(st.none() | st.integers(1, 8)),
         "fragment_index": draw(st.none() | st.integers(0, 8)),
         "turns": draw(st.none() | st.integers(0, 8)),
+        "first_message_length": draw(st.none() | st.integers(0, length)),
         "greedy_reward": draw(rewards),
         "kept_baseline": draw(rewards),
         "last_value": draw(rewards),

@@ -33,12 +33,32 @@ def advantage_contradictions(settings: Settings) -> Iterator[str]:
     yield from _of_critics(settings)
     if found == "otb" and advantage.otb_weights == "correction":
         yield from _of_weights(settings)
+    yield from _of_centres(settings)
     if advantage.whiten != "none" and advantage.whiten_ddof not in (0, 1):
         yield f"advantage.whiten_ddof is {advantage.whiten_ddof}; v2 recomputes 0 or 1"
     if advantage.counts == "kept":
         yield from rejected("advantage.counts", settings)
     if advantage.kl_in_reward and settings.kl.coef == 0:
         yield "advantage.kl_in_reward is true and kl.coef is 0"
+
+
+def _of_centres(settings: Settings) -> Iterator[str]:
+    """What a mean that is of other tokens than the deviation does not go with."""
+    advantage = settings.advantage
+    apart = advantage.whiten_centre != "same"
+    what = f"advantage.whiten_centre is {advantage.whiten_centre!r}"
+    if not apart and not advantage.whiten_leave_one_out:
+        return
+    if not apart:
+        what = "advantage.whiten_leave_one_out is true"
+    if advantage.whiten == "none":
+        yield f"{what} and advantage.whiten is 'none'"
+    if advantage.whiten_one_pass:
+        yield f"{what} and advantage.whiten_one_pass is true, which knows one mean only"
+    if apart and not advantage.whiten_scale:
+        yield f"{what} and advantage.whiten_scale is false: state advantage.whiten alone"
+    if advantage.whiten_centre == "none" and advantage.whiten_leave_one_out:
+        yield f"{what} and advantage.whiten_leave_one_out is true"
 
 
 def _of_critics(settings: Settings) -> Iterator[str]:
@@ -82,14 +102,25 @@ def takes_whole(settings: Settings) -> bool:
     """Whether samples of other groups enter the advantages of one."""
     advantage = settings.advantage
     by_batch = advantage.counts == "kept" and settings.loss.m2_threshold is not None
-    return advantage.whiten not in ("none", "sample") or advantage.estimator == "otb" or by_batch
+    sets = {*_whitening_sets(settings)} - {"sample"}
+    return bool(sets) or advantage.estimator == "otb" or by_batch
+
+
+def _whitening_sets(settings: Settings) -> tuple[str, ...]:
+    """What advantages are whitened over, by deviation and by mean."""
+    advantage = settings.advantage
+    if advantage.whiten == "none":
+        return ()
+    own = () if advantage.whiten_centre in ("same", "none") else (advantage.whiten_centre,)
+    return (advantage.whiten, *own)
 
 
 def advantage_needs(settings: Settings, columns: Collection[str]) -> Needs:
     """What advantage.estimate reads and writes."""
     advantage = settings.advantage
     estimator, policy = advantage.estimator, LOG_PROB_SOURCES.get(settings.kl.policy_source, "")
-    by_group = estimator == "otb" or advantage.whiten == "group"
+    sets = _whitening_sets(settings)
+    by_group = estimator == "otb" or "group" in sets
     asked = (
         ("reward", advantage.reward_source == "sample" and estimator != "opd"),
         ("token_rewards", advantage.reward_source == "token"),
@@ -100,6 +131,7 @@ def advantage_needs(settings: Settings, columns: Collection[str]) -> Needs:
         ("truncated", advantage.bootstrap == "truncated"),
         ("sum_pi_squared", estimator == "otb"),
         ("group_id", by_group),
+        ("consumer_batch_id", "consumer-batch" in sets),
         (policy, estimator == "otb" or advantage.opd_coef != 0),
         ("old_log_probs", advantage.otb_weights != "none"),
         ("rollout_log_probs", advantage.otb_weights != "none"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from math import isfinite
 
 from trajreplay.schema.settings import LossSettings, RewardSettings, Settings
 from trajreplay.stages.capability.ability import LOG_PROB_SOURCES, Needs
@@ -114,8 +115,8 @@ def loss_contradictions(settings: Settings) -> Iterator[str]:
 def _of_sources(settings: Settings) -> Iterator[str]:
     """What an interpolated policy and the likelihood of good samples do not go with."""
     loss, reward = settings.loss, settings.reward
-    if loss.proximal == "interpolated" and loss.old_source != "old":
-        yield f"loss.proximal is 'interpolated' and loss.old_source is {loss.old_source!r}"
+    if loss.proximal != "recorded" and loss.old_source != "old":
+        yield f"loss.proximal is {loss.proximal!r} and loss.old_source is {loss.old_source!r}"
     if not loss.nll_coef:
         return
     if loss.mean_over != "scope" or loss.fragments != "own":
@@ -160,6 +161,8 @@ def _of_corrections(loss: LossSettings) -> Iterator[str]:
     off = loss.correction == "none"
     if not off and loss.correction_bounds is None:
         yield f"loss.correction is {loss.correction!r} and loss.correction_bounds are not stated"
+    if loss.correction_criterion != "weight":
+        yield from _of_criteria(loss)
     if off and (loss.correction_norm != "none" or loss.correction_log_clamp is not None):
         yield "loss.correction_norm or loss.correction_log_clamp is stated and loss.correction not"
     if loss.surrogate == "vespo" and loss.correction.startswith(("sequence", "geometric")):
@@ -173,6 +176,17 @@ def _of_corrections(loss: LossSettings) -> Iterator[str]:
             f"and loss.correction is {loss.correction!r}, of tokens"
         )
     yield from rejection_contradictions(loss)
+
+
+def _of_criteria(loss: LossSettings) -> Iterator[str]:
+    """What weights that are bounded by something else than themselves do not go with."""
+    what = f"loss.correction_criterion is {loss.correction_criterion!r}"
+    if loss.correction in ("none", "geometric-mask"):
+        yield f"{what} and loss.correction is {loss.correction!r}, which has none or its own"
+    if loss.correction_log_clamp is not None:
+        yield f"{what} and loss.correction_log_clamp is stated"
+    if loss.correction_bounds is not None and not any(map(isfinite, loss.correction_bounds)):
+        yield f"{what} and loss.correction_bounds are {loss.correction_bounds}, which bound nothing"
 
 
 def mean_contradictions(loss: LossSettings) -> Iterator[str]:
@@ -256,9 +270,10 @@ def policy_needs(settings: Settings, columns: Collection[str]) -> Needs:
         reads["ref_log_probs"] = None
     if loss.nll_coef:
         reads["raw_reward"] = None
-    if loss.proximal == "interpolated" and "old_log_probs" in reads:
+    if loss.proximal != "recorded" and "old_log_probs" in reads:
         del reads["old_log_probs"]
-        reads |= dict.fromkeys(("rollout_log_probs", "weight_versions"))
+        if loss.proximal == "interpolated":
+            reads |= dict.fromkeys(("rollout_log_probs", "weight_versions"))
     if loss.fragments == "shared":
         reads["trajectory_id"] = None
     if _by_micro_batch(loss):
@@ -272,7 +287,8 @@ def policy_needs(settings: Settings, columns: Collection[str]) -> Needs:
 def _scalars(loss: LossSettings, bonus: bool) -> tuple[str, ...]:
     """The scalars that a policy loss is held against."""
     scalars = ["loss", "pg_loss", *(["entropy_loss"] if bonus else [])]
-    if loss.ratio != "one" and loss.surrogate == "ppo-clip":
+    moves = loss.ratio != "one" and loss.proximal != "current"
+    if moves and loss.surrogate == "ppo-clip":
         scalars += ["pg_clipfrac", "ppo_kl"]
     return (*scalars, *(["kl_loss"] if loss.kl_loss_coef else []))
 

@@ -91,7 +91,7 @@ def _of_losses(stage: str, settings: Settings) -> Iterator[str]:
     """How what a kernel gives of a loss cannot be summed up."""
     loss = settings.loss
     if stage == "loss.policy" and loss.proximal != "recorded":
-        yield "loss.proximal is 'interpolated'; a kernel is given log-probs as recorded"
+        yield f"loss.proximal is {loss.proximal!r}; a kernel is given log-probs as recorded"
     if stage == "loss.policy" and loss.nll_coef:
         yield "loss.nll_coef is stated; a kernel gives a policy loss without a likelihood"
     if loss.fragments == "shared":

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from trajreplay.schema.settings import Settings
 from trajreplay.stages.capability.ability import LOG_PROB_SOURCES, Needs
+from trajreplay.stages.capability.rejections import rejected
 
 # What other reward settings may be where a rule, or components, are normalised in their own way.
 _GROUPINGS = ("group", "batch", "consumer-batch", "stride", "agent")
@@ -59,8 +60,14 @@ def reward_contradictions(settings: Settings) -> Iterator[str]:
             yield f"reward.{name} is {bounds}, expected a lower and a higher bound"
     if (reward.scale_from is None) != (reward.scale_to is None):
         yield "of reward.scale_from and reward.scale_to only one is stated"
+    if counts_kept(settings):
+        yield from rejected("reward.baseline_counts", settings)
+        if settings.loss.m2_threshold is not None:
+            yield "reward.baseline_counts are 'kept' and loss.m2_threshold is stated"
     if reward.overlong_max_length is not None and not reward.overlong_buffer:
         yield "reward.overlong_max_length is stated and reward.overlong_buffer is 0"
+    if _counts_first(settings) and reward.unit != "sample":
+        yield f"reward.overlong_counts is 'first-message' and reward.unit is {reward.unit!r}"
     yield from _of_rules(settings)
 
 
@@ -152,8 +159,9 @@ def of_rows(stage: str, settings: Settings) -> str:
     """The setting by which it matters which rank and row a sample is; empty if none does."""
     if stage == "reward.post_process" and settings.reward.grouping == "stride":
         return "reward.grouping is 'stride'"
-    if stage == "advantage.estimate" and settings.advantage.whiten == "rank":
-        return "advantage.whiten is 'rank'"
+    for name in ("whiten", "whiten_centre"):
+        if stage == "advantage.estimate" and getattr(settings.advantage, name) == "rank":
+            return f"advantage.{name} is 'rank'"
     return ""
 
 
@@ -184,10 +192,27 @@ def reward_needs(settings: Settings, columns: Collection[str]) -> Needs:
         ("agent_id", reward.grouping == "agent"),
         ("episode_id", bool(reward.episode_agents)),
         ("turns", "turns" in reward.costs),
+        ("first_message_length", _counts_first(settings)),
+        ("old_log_probs", counts_kept(settings)),
+        ("rollout_log_probs", counts_kept(settings)),
         (LOG_PROB_SOURCES.get(settings.kl.policy_source, ""), reward.less_kl),
         ("ref_log_probs", reward.less_kl),
     )
-    return (*reads, *(name for name, on in asked if on)), ("reward",)
+    reads += dict.fromkeys(name for name, on in asked if on)
+    return tuple(reads), ("reward",)
+
+
+def _counts_first(settings: Settings) -> bool:
+    """Whether an overlong penalty goes by the first message of the model."""
+    reward = settings.reward
+    return reward.overlong_max_length is not None and reward.overlong_counts == "first-message"
+
+
+def counts_kept(settings: Settings) -> bool:
+    """Whether a baseline is weighted by the tokens that the loss keeps."""
+    reward = settings.reward
+    weighted = reward.baseline == "length-weighted" and reward.rule == "normalise"
+    return weighted and reward.grouping != "none" and reward.baseline_counts == "kept"
 
 
 def raw_column(settings: Settings) -> str:

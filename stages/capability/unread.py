@@ -141,7 +141,7 @@ _OF_ADVANTAGES = (
     ),
     _Read(
         "advantage",
-        ("whiten_scale", "whiten_short"),
+        ("whiten_scale", "whiten_short", "whiten_leave_one_out"),
         _whitens,
         "where advantage.whiten says so",
     ),
@@ -194,7 +194,7 @@ _OF_LOSSES = (
     ),
     _Read(
         "loss",
-        ("correction_bounds",),
+        ("correction_bounds", "correction_criterion"),
         lambda one: one.loss.correction != "none",
         "beside loss.correction",
     ),

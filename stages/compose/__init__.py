@@ -1,12 +1,8 @@
 """The arithmetic that settings describe, put together from kernels: pure functions of tensors."""
 
 from trajreplay.stages.compose.advantage_errors import estimate_advantages_error
-from trajreplay.stages.compose.advantages import (
-    AdvantageInputs,
-    Estimate,
-    estimate_advantages,
-    kl_tokens,
-)
+from trajreplay.stages.compose.advantage_inputs import AdvantageInputs
+from trajreplay.stages.compose.advantages import Estimate, estimate_advantages, kl_tokens
 from trajreplay.stages.compose.bounded import plain_errors, plain_terms
 from trajreplay.stages.compose.bounds import SHARE, moved_bounds, moved_value_bounds
 from trajreplay.stages.compose.corrections import kept_tokens, rollout_weights

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from trajreplay.schema import AdvantageSettings
-from trajreplay.stages.compose.advantages import (
-    AdvantageInputs,
-    Estimate,
-)
+from trajreplay.stages.compose import calls
+from trajreplay.stages.compose.advantage_inputs import AdvantageInputs
+from trajreplay.stages.compose.advantages import Estimate
 from trajreplay.stages.kernels.advantages import grpo_advantages
 from trajreplay.stages.kernels.baseline_error import optimal_token_error
 from trajreplay.stages.kernels.gae import gae_terms, length_adaptive_lambda
@@ -18,7 +17,6 @@ from trajreplay.stages.kernels.returns import return_decay, token_rewards
 from trajreplay.stages.kernels.rounded import Rounded, constant, exactly, in_float32
 from trajreplay.stages.kernels.scan_error import ScanTerms, decay_error, scan_error
 from trajreplay.stages.kernels.scans import per_token
-from trajreplay.stages.kernels.segments import segment_sum
 from trajreplay.stages.kernels.whitening_error import whitened
 
 U = FLOAT32_ROUNDOFF
@@ -41,17 +39,7 @@ def estimate_advantages_error(settings: AdvantageSettings, given: AdvantageInput
     if settings.opd_coef and settings.estimator != "opd":
         advantages = advantages + _distilled(settings, given)
     if settings.whiten != "none":
-        advantages = whitened(
-            advantages,
-            given.mask,
-            set_index=given.whitened_with,
-            ddof=settings.whiten_ddof,
-            epsilon=settings.whiten_epsilon,
-            form=settings.whiten_form,
-            scale=settings.whiten_scale,
-            one_pass=settings.whiten_one_pass,
-            short=settings.whiten_short,
-        )
+        advantages = whitened(advantages, **calls.whitening(settings, given))
     for kind, one in given.overrides.items():
         assert given.faults is not None
         zero = torch.zeros_like(advantages.value)
@@ -72,10 +60,9 @@ def _estimated(settings: AdvantageSettings, given: AdvantageInputs) -> tuple[Rou
     rewards = _token_rewards(settings, given)
     if settings.estimator == "gae":
         return _gae(settings, given, rewards)
+    returns = _returns(rewards, **calls.returns(settings, given))
     if settings.estimator == "reinforce++":
-        both = _returns(rewards, given, settings.gamma, settings.masking)
-        return both, both
-    returns = _returns(rewards, given, 1.0, "multiply")
+        return returns, returns
     if settings.estimator == "remax":
         assert given.greedy is not None
         greedy = in_float32(per_token("remax", "greedy", given.greedy, given.offsets))
@@ -97,23 +84,12 @@ def _broadcast(settings: AdvantageSettings, given: AdvantageInputs) -> Rounded:
 
 def _token_rewards(settings: AdvantageSettings, given: AdvantageInputs) -> ScanTerms:
     """Token rewards, with what the coefficient of the KL is off by, and their own roundings."""
-    own = given.token_rewards if settings.reward_source == "token" else None
-    of_samples = given.reward if own is None else own.new_zeros(given.offsets.numel() - 1)
-    assert of_samples is not None
-    coef = given.kl_coef if settings.kl_in_reward else 0.0
-    trained = given.mask if given.trained is None else given.trained
-    value = token_rewards(
-        of_samples,
-        trained,
-        given.offsets,
-        reward_at=settings.reward_at,
-        kl=given.kl,
-        kl_coef=coef,
-        kl_masked=settings.kl_masked,
-    )
+    call, own = calls.token_rewards(settings, given)
+    value, coef = token_rewards(**call), call["kl_coef"]
     alike, each = torch.zeros_like(value), torch.zeros_like(value)
     if coef and given.kl is not None:
-        paid = torch.where(trained | (not settings.kl_masked), given.kl.double(), 0.0).abs()
+        pays = call["loss_mask"] | (not call["kl_masked"])
+        paid = torch.where(pays, given.kl.double(), 0.0).abs()
         alike = paid * constant(coef).error
         each = 2.0 * U * abs(coef) * paid + U * value.abs()
     if own is not None:
@@ -122,11 +98,13 @@ def _token_rewards(settings: AdvantageSettings, given: AdvantageInputs) -> ScanT
     return ScanTerms(value, alike, each)
 
 
-def _returns(rewards: ScanTerms, given: AdvantageInputs, gamma: float, masking: str) -> Rounded:
-    counted, decay = return_decay(given.mask, given.offsets, gamma=gamma, masking=masking)
+def _returns(
+    rewards: ScanTerms, loss_mask: Tensor, offsets: Tensor, gamma: float, masking: str
+) -> Rounded:
+    counted, decay = return_decay(loss_mask, offsets, gamma=gamma, masking=masking)
     terms = ScanTerms(*(torch.where(counted, one, 0.0) for one in rewards))
     error = torch.where((decay == 0.0) | (decay == 1.0), 0.0, decay_error(decay))
-    found = scan_error(terms, decay, error, given.offsets)
+    found = scan_error(terms, decay, error, offsets)
     if masking in ("reset", "carry"):
         return found.where(counted, exactly(torch.zeros_like(found.value)))
     return found
@@ -135,17 +113,9 @@ def _returns(rewards: ScanTerms, given: AdvantageInputs, gamma: float, masking: 
 def _gae(
     settings: AdvantageSettings, given: AdvantageInputs, rewards: ScanTerms
 ) -> tuple[Rounded, Rounded]:
-    assert given.values is not None
-    values, offsets = given.values.double(), given.offsets
+    offsets = given.offsets
     gamma = per_token("gae", "gamma", settings.gamma, offsets)
-    counted, x, values, following = gae_terms(
-        rewards.value,
-        values,
-        given.mask,
-        offsets,
-        masking=settings.masking,
-        bootstrap=given.bootstrap,
-    )
+    counted, x, values, following = gae_terms(rewards.value, **calls.gae(settings, given))
     ahead = (gamma * following).abs()
     alike = torch.where(
         counted, rewards.alike + constant(settings.gamma).error * following.abs(), 0.0
@@ -177,36 +147,12 @@ def _gae(
 def _less_optimal_baseline(
     settings: AdvantageSettings, given: AdvantageInputs, rewards: ScanTerms
 ) -> Rounded:
-    policy, squares, group = given.policy, given.sum_pi_squared, given.group
-    assert policy is not None
-    assert squares is not None
-    assert group is not None
-    ones = torch.ones_like(policy, dtype=torch.float64)
-    weights = ones if given.weights is None else given.weights.double()
-    columns = [*rewards, policy.double(), squares.double(), weights]
-    mask, offsets = given.mask, given.offsets
-    if settings.otb_positions == "trained":
-        columns = [one[mask] for one in columns]
-        counts = segment_sum(mask.double(), offsets).long()
-        offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-        mask = mask[mask]
-    value, alike, each, log_probs, sum_pi_squared, rho = columns
-    found = optimal_token_error(
-        ScanTerms(value, alike, each),
-        log_probs,
-        sum_pi_squared,
-        rho,
-        mask,
-        group,
-        offsets,
-        zero_tail=settings.otb_zero_tail,
-    )
-    if settings.otb_positions == "all":
-        return found
+    call, among = calls.optimal_baseline(settings, given)
+    if among is None:
+        return optimal_token_error(rewards, **call)
+    found = optimal_token_error(ScanTerms(*(one[among] for one in rewards)), **call)
     zero = torch.zeros_like(rewards.value)
-    return Rounded(
-        zero.masked_scatter(given.mask, found.value), zero.masked_scatter(given.mask, found.error)
-    )
+    return Rounded(zero.masked_scatter(among, found.value), zero.masked_scatter(among, found.error))
 
 
 def _distilled(settings: AdvantageSettings, given: AdvantageInputs) -> Rounded:

@@ -39,7 +39,8 @@ def moved_bounds(
     for name, move in _MOVES.items():
         found = getattr(settings, name)
         if found is not None:
-            summed = settings.correction.startswith("sequence") and name == "correction_bounds"
+            summed = settings.correction.startswith("sequence") and name in _OF_WEIGHTS
+            summed |= settings.correction_criterion.startswith("sum-") and name in _OF_WEIGHTS
             summed |= settings.ratio == "sequence-sum" and name in _OF_RATIOS
             mine = against if name in _AGAINST else share
             changes[name] = move(found, mine * max(longest, 1) ** 0.5 if summed else mine)
@@ -78,6 +79,7 @@ def _longer(bounds: Interval, share: float) -> Interval:
 
 
 _AGAINST = ("correction_bounds", "veto", "m2_threshold", "opsm_delta")
+_OF_WEIGHTS = ("correction_bounds",)
 _OF_RATIOS = ("eps_clip", "eps_clip_high", "dual_clip")
 _MOVES: dict[str, Callable[[Any, float], Any]] = {
     "eps_clip": _wider,

@@ -7,6 +7,7 @@ from math import isfinite
 from torch import Tensor
 
 from trajreplay.schema import LossSettings
+from trajreplay.schema.settings.knobs import Interval
 from trajreplay.stages.compose.surrogates import LossInputs
 from trajreplay.stages.kernels.correction import (
     bound_weights,
@@ -15,7 +16,7 @@ from trajreplay.stages.kernels.correction import (
 )
 from trajreplay.stages.kernels.m2po import m2po_keep
 from trajreplay.stages.kernels.ratio import log_ratio
-from trajreplay.stages.kernels.rejection import divergence_keep, veto
+from trajreplay.stages.kernels.rejection import DivergenceKeep, divergence_keep, veto
 from trajreplay.stages.kernels.sets import number_of_sets
 
 # Of each correction: whose weight it is, what happens outside its bounds, what they bound.
@@ -38,13 +39,10 @@ def rollout_weights(settings: LossSettings, given: LossInputs) -> Tensor | None:
     low, high = settings.correction_bounds
     level, action, judged = _CORRECTIONS[settings.correction]
     weights = _weights(settings, given, level)
-    bounded = bound_weights(
-        weights,
-        low=low,
-        high=high,
-        action=action,
-        criterion=None if judged is None else _weights(settings, given, judged),
-    ).weight
+    criterion = None if judged is None else _weights(settings, given, judged)
+    if settings.correction_criterion != "weight":
+        criterion = _judged(given, settings, settings.correction_criterion, (low, high)).criterion
+    bounded = bound_weights(weights, low=low, high=high, action=action, criterion=criterion).weight
     if settings.correction_norm == "none":
         return bounded
     by_batch = settings.correction_norm_over == "micro-batch"
@@ -75,6 +73,32 @@ def _gap(given: LossInputs) -> Tensor:
     return log_ratio(given.columns["old_log_probs"], given.columns["rollout_log_probs"])
 
 
+def _judged(
+    given: LossInputs,
+    settings: LossSettings,
+    name: str,
+    bounds: Interval,
+    *,
+    reverse: bool = False,
+    clamp: Interval | None = None,
+) -> DivergenceKeep:
+    """What tokens are judged by under one of the names of `rejection`, and which are inside."""
+    level, _, metric = name.partition("-")
+    low, high = (one if isfinite(one) else None for one in bounds)
+    return divergence_keep(
+        _gap(given),
+        given.mask,
+        given.offsets,
+        metric=metric,
+        statistic=level,
+        low=low,
+        high=high,
+        reverse=reverse,
+        log_ratio_clamp=clamp,
+        epsilon=settings.count_epsilon,
+    )
+
+
 def kept_tokens(settings: LossSettings, given: LossInputs) -> Tensor | None:
     """The trained tokens that the loss does not reject.
 
@@ -87,22 +111,8 @@ def kept_tokens(settings: LossSettings, given: LossInputs) -> Tensor | None:
     """
     keeps: list[Tensor] = []
     for name, bounds in settings.rejection.items():
-        level, _, metric = name.partition("-")
-        low, high = (one if isfinite(one) else None for one in bounds)
-        keeps.append(
-            divergence_keep(
-                _gap(given),
-                given.mask,
-                given.offsets,
-                metric=metric,
-                statistic=level,
-                low=low,
-                high=high,
-                reverse=settings.rejection_reverse,
-                log_ratio_clamp=settings.rejection_log_clamp,
-                epsilon=settings.count_epsilon,
-            ).keep
-        )
+        reverse, clamp = settings.rejection_reverse, settings.rejection_log_clamp
+        keeps.append(_judged(given, settings, name, bounds, reverse=reverse, clamp=clamp).keep)
     if settings.veto is not None:
         keeps.append(veto(_gap(given), given.mask, given.offsets, threshold=settings.veto))
     if settings.m2_threshold is not None:

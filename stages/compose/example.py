@@ -12,11 +12,8 @@ from trajreplay.schema import Settings, TrajReplayError, with_changes
 from trajreplay.schema.identity import ParallelCoordinates
 from trajreplay.stages.aggregates import aggregation_of
 from trajreplay.stages.capability import LOG_PROB_SOURCES, ability, message_faults
-from trajreplay.stages.compose.advantages import (
-    AdvantageInputs,
-    estimate_advantages,
-    kl_tokens,
-)
+from trajreplay.stages.compose.advantage_inputs import AdvantageInputs
+from trajreplay.stages.compose.advantages import estimate_advantages, kl_tokens
 from trajreplay.stages.compose.corrections import kept_tokens, rollout_weights
 from trajreplay.stages.compose.losses import (
     PolicyTerms,
@@ -58,6 +55,7 @@ _TRUNCATED = [False, False, True, False, False]
 _GREEDY = [0.5, 10.0, 0.5, 0.5, 0.5]
 _KEPT = [0.25, 8.0, 0.25, 0.75, 0.75]
 _TURNS = [1, 1, 3, 2, 2]
+_FIRST_MESSAGE = [2, 1, 1, 1, 1]
 _TOTALS = [5, 3, 5, 4, 6]
 _AGENTS = [0, 2, 0, 1, 1]  # of the group of four, two each
 _FAULTS = [0, 0, 0, 0, 1, 0, 0, 2, 0]
@@ -119,6 +117,8 @@ def _reward(settings: Settings) -> Tensor:
         prompt=torch.tensor(_GROUPS),
         totals=torch.tensor(_TOTALS).double(),
         turns=torch.tensor(_TURNS).double(),
+        remaining=segment_sum(_kept(settings).double(), _offsets()),
+        first_message=torch.tensor(_FIRST_MESSAGE).double(),
         penalty=_penalty(settings),
     )
     return processed_rewards(settings.reward, components if count else raw, given).abs().sum()
@@ -154,7 +154,7 @@ def _advantage(settings: Settings) -> Tensor:
         _kept(settings) if settings.advantage.counts == "kept" else mask,
         _offsets(),
         reward=torch.tensor(_REWARDS).double(),
-        whitened_with=torch.zeros(len(_MASK), dtype=torch.int64),
+        **_whitened_with(settings),
         kl=_kl_tokens(settings),
         kl_coef=settings.kl.coef,
         values=columns["old_values"],
@@ -175,6 +175,19 @@ def _advantage(settings: Settings) -> Tensor:
     return estimate_advantages(settings.advantage, given).advantages[mask].abs().sum()
 
 
+def _whitened_with(settings: Settings) -> dict[str, Tensor]:
+    """Of one rank and one batch, in which samples and groups are told apart."""
+    lengths, one = torch.tensor(_LENGTHS), torch.zeros(len(_LENGTHS), dtype=torch.int64)
+    sets = {"group": torch.tensor(_GROUPS), "sample": torch.arange(len(_LENGTHS))}
+    own, centre = settings.advantage.whiten, settings.advantage.whiten_centre
+    return {
+        "whitened_with": sets.get(own, one).repeat_interleave(lengths),
+        "centred_with": sets.get(own if centre == "same" else centre, one).repeat_interleave(
+            lengths
+        ),
+    }
+
+
 def _loss(settings: Settings) -> Tensor:
     loss, mask = settings.loss, torch.tensor(_MASK) != 0
     columns = _columns()
@@ -185,6 +198,8 @@ def _loss(settings: Settings) -> Tensor:
             torch.tensor(_VERSIONS),
             _CURRENT,
         )
+    if loss.proximal == "current":
+        columns["old_log_probs"] = columns["log_probs"]
     found = policy_terms(loss, LossInputs(columns, mask, _offsets()))
     terms = found.terms
     coefs = {"pg_loss": 1.0, "kl_loss": loss.kl_loss_coef, "entropy_loss": -loss.entropy_coef}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from trajreplay.schema import RewardSettings
+from trajreplay.stages.compose import calls
 from trajreplay.stages.compose.reward_inputs import (
     RewardInputs,
     cells,
@@ -66,7 +67,8 @@ def summed_rewards_error(settings: RewardSettings, components: Tensor) -> Tensor
     """(S,) The same of `summed_components`."""
     rounded = components.float().double()
     effect = summed_components(settings, rounded) - summed_components(settings, components)
-    found = estimator_errors.summed(rounded, _weights(settings), missing=settings.missing)
+    weights = calls.component_weights(settings)
+    found = estimator_errors.summed(rounded, weights, missing=settings.missing)
     return effect.abs().nan_to_num(nan=0.0) + found.error.nan_to_num(nan=0.0)
 
 
@@ -80,7 +82,8 @@ def _processed(settings: RewardSettings, raw: Rounded, given: RewardInputs) -> R
         return _processed(settings, raw[first], one)[member]
     rewards = raw
     if raw.value.dim() == 2 and settings.combination == "sum-then-normalise":
-        rewards = estimator_errors.summed(raw.value, _weights(settings), missing=settings.missing)
+        weights = calls.component_weights(settings)
+        rewards = estimator_errors.summed(raw.value, weights, missing=settings.missing)
     rewards = _shaped(settings, rewards, given)
     if settings.clip_before is not None:
         rewards = rewards.clamped(*settings.clip_before)
@@ -104,12 +107,8 @@ def _processed(settings: RewardSettings, raw: Rounded, given: RewardInputs) -> R
         assert given.kept is not None
         rewards = rewards - in_float32(given.kept)
     elif settings.grouping != "none":
-        rewards = _rescaled(settings, rewards, _scored(settings, rewards, given), given.batch)
+        rewards = _rescaled(settings, rewards, _scored(settings, rewards, given), given)
     return rewards if settings.clip_after is None else rewards.clamped(*settings.clip_after)
-
-
-def _weights(settings: RewardSettings) -> Tensor:
-    return torch.tensor(list(settings.weights.values()), dtype=torch.float64)
 
 
 def _shaped(settings: RewardSettings, rewards: Rounded, given: RewardInputs) -> Rounded:
@@ -132,13 +131,7 @@ def _shaped(settings: RewardSettings, rewards: Rounded, given: RewardInputs) -> 
             ruled = Rounded(ruled.value + zero, ruled.error + zero)
         rewards = ruled.where(cut, rewards)
     if settings.overlong_max_length is not None:
-        value = overlong_penalty(
-            (given.lengths if settings.overlong_counts == "response" else given.trained).double(),
-            max_length=settings.overlong_max_length,
-            buffer=settings.overlong_buffer,
-            penalty=settings.overlong_penalty,
-            floored=settings.overlong_floored,
-        )
+        value = overlong_penalty(**calls.overlong(settings, given)).double()
         error = torch.where(in_float32(value).error == 0.0, 0.0, 4.0 * U * value.abs())
         rewards = rewards + Rounded(value, error)
     if settings.bias or settings.factor != 1.0:
@@ -161,64 +154,20 @@ def _less_costs(settings: RewardSettings, rewards: Rounded, given: RewardInputs)
 
 def _scored(settings: RewardSettings, rewards: Rounded, given: RewardInputs) -> Rounded:
     if settings.rule == "gpg":
-        return estimator_errors.gpg(
-            rewards,
-            given.group,
-            batch_index=given.batch,
-            f_norm=settings.gpg_norm,
-            lone=settings.lone,
-        )
+        return estimator_errors.gpg(rewards, **calls.gpg(settings, given))
     if settings.rule == "pass@k":
-        return estimator_errors.pass_at_k(
-            rewards,
-            given.group,
-            divide_by_std=settings.divide_by_std,
-            ddof=settings.ddof,
-            epsilon=settings.epsilon,
-        )
-    divisor = settings.divisor if settings.divide_by_std else "none"
+        return estimator_errors.pass_at_k(rewards, **calls.pass_at_k(settings, given))
     if rewards.value.dim() == 2:
-        return estimator_errors.decoupled(
-            rewards,
-            _weights(settings),
-            given.group,
-            batch_index=given.batch,
-            batch_epsilon=settings.batch_epsilon,
-            missing=settings.missing,
-            baseline=settings.baseline,
-            divisor=divisor,
-            ddof=settings.ddof,
-            epsilon=settings.epsilon,
-            lone=settings.lone,
-        )
-    return normalised(
-        rewards,
-        given.group,
-        baseline=settings.baseline,
-        divisor=divisor,
-        divisor_index={"batch": given.batch, "group": given.prompt}.get(settings.std_grouping),
-        ddof=settings.ddof,
-        epsilon=settings.epsilon,
-        epsilon_place=settings.epsilon_place,
-        lone=settings.lone,
-        missing=settings.missing,
-        lengths=given.lengths if settings.baseline_counts == "response" else given.trained,
-        greedy_rewards=given.greedy,
-    )
+        return estimator_errors.decoupled(rewards, **calls.decoupled(settings, given))
+    return normalised(rewards, **calls.normalised(settings, given))
 
 
-def _rescaled(settings: RewardSettings, raw: Rounded, scored: Rounded, batch: Tensor) -> Rounded:
+def _rescaled(
+    settings: RewardSettings, raw: Rounded, scored: Rounded, given: RewardInputs
+) -> Rounded:
     if settings.rescale == "none":
         return scored
-    assert settings.batch_epsilon is not None
     if settings.missing == "exclude":
         value = torch.where(raw.value.isnan(), torch.nan, scored.value)
         scored = Rounded(value, scored.error)
-    return normalised(
-        scored,
-        batch,
-        divisor="std",
-        ddof=settings.ddof,
-        epsilon=settings.batch_epsilon,
-        missing=settings.missing,
-    )
+    return normalised(scored, **calls.rescaled(settings, given))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from trajreplay.schema import RewardSettings, StageError
 from trajreplay.stages.kernels.segments import scatter_sum
+
+# What a trajectory has of them is what its fragments have together; the rest they share.
+_ADDED = ("lengths", "trained", "remaining", "totals", "turns", "penalty", "penalty_error")
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class RewardInputs:
         prompt: (S,) int64. Which samples are of one prompt; None where that is `group`.
         totals: (S,) int64. Prompt and response tokens; None where no setting asks.
         turns: (S,) float. Turns of the model; None where no setting asks.
+        remaining: (S,) float. Trained tokens that the loss keeps; None where no setting asks.
+        first_message: (S,) float. Tokens of the first message of the model; None likewise.
         penalty: (S,) float. What each pays for its KL; None where no setting asks.
         penalty_error: (S,) float64. What that may be off by in float32; 0 if not given.
     """
@@ -45,6 +50,8 @@ class RewardInputs:
     prompt: Tensor | None = None
     totals: Tensor | None = None
     turns: Tensor | None = None
+    remaining: Tensor | None = None
+    first_message: Tensor | None = None
     penalty: Tensor | None = None
     penalty_error: Tensor | None = None
 
@@ -57,26 +64,16 @@ def of_trajectories(given: RewardInputs, trajectory: Tensor) -> tuple[RewardInpu
     """
     member, first = numbered_trajectories(given.group, trajectory)
     count = len(first)
-    truncated = None
-    if given.truncated is not None:
-        truncated = scatter_sum(given.truncated.double(), member, count) > 0
-    one = RewardInputs(
-        given.group[first],
-        given.batch[first],
-        scatter_sum(given.lengths.double(), member, count),
-        scatter_sum(given.trained.double(), member, count),
-        truncated=truncated,
-        greedy=None if given.greedy is None else given.greedy[first],
-        kept=None if given.kept is None else given.kept[first],
-        prompt=None if given.prompt is None else given.prompt[first],
-        totals=None if given.totals is None else scatter_sum(given.totals.double(), member, count),
-        turns=None if given.turns is None else scatter_sum(given.turns, member, count),
-        penalty=None if given.penalty is None else scatter_sum(given.penalty, member, count),
-        penalty_error=None
-        if given.penalty_error is None
-        else scatter_sum(given.penalty_error, member, count),
-    )
-    return one, first, member
+    found = {one.name: getattr(given, one.name) for one in fields(given)}
+    there = {name: one for name, one in found.items() if one is not None}
+    made = {
+        name: scatter_sum(one.double(), member, count) if name in _ADDED else one[first]
+        for name, one in there.items()
+        if name not in ("trajectory", "step")
+    }
+    if "truncated" in there:
+        made["truncated"] = scatter_sum(there["truncated"].double(), member, count) > 0
+    return RewardInputs(**made), first, member
 
 
 def numbered_trajectories(group: Tensor, trajectory: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from trajreplay.schema import RewardSettings, StageError
+from trajreplay.stages.compose import calls
 from trajreplay.stages.compose.reward_inputs import (
     RewardInputs,
     cells,
@@ -27,7 +28,7 @@ from trajreplay.stages.kernels.step_returns import step_returns
 
 def summed_components(settings: RewardSettings, components: Tensor) -> Tensor:
     """(S,) The weighted sum of components, (S, K), in the order of the weights' names."""
-    weights = torch.tensor(list(settings.weights.values()), dtype=torch.float64)
+    weights = calls.component_weights(settings)
     return summed_rewards(components, weights, missing=settings.missing)
 
 
@@ -54,7 +55,7 @@ def processed_rewards(settings: RewardSettings, raw: Tensor, given: RewardInputs
         assert given.kept is not None  # the capability matrix asks for them
         rewards = rewards - given.kept.to(rewards.dtype)
     elif settings.grouping != "none":
-        rewards = _rescaled(settings, rewards, _scored(settings, rewards, given), given.batch)
+        rewards = _rescaled(settings, rewards, _scored(settings, rewards, given), given)
     return rewards if settings.clip_after is None else rewards.clamp(*settings.clip_after)
 
 
@@ -68,7 +69,7 @@ def equal_rewards(settings: RewardSettings, raw: Tensor, given: RewardInputs) ->
     if settings.grouping == "none" or settings.rule != "normalise" or not deviation:
         return none
     rewards, given = _entering(settings, raw, given)
-    shared = {"batch": given.batch, "group": given.prompt}.get(settings.std_grouping)
+    shared = calls.divisor_index(settings, given)
     index = given.group if shared is None else shared
     for component in rewards.reshape(len(raw), -1).unbind(1):
         none = none | constant_groups(component, index)
@@ -99,67 +100,21 @@ def _entering(
 def _scored(settings: RewardSettings, rewards: Tensor, given: RewardInputs) -> Tensor:
     """Each sample against its group."""
     if settings.rule == "gpg":
-        return gpg_rewards(
-            rewards,
-            given.group,
-            batch_index=given.batch,
-            f_norm=settings.gpg_norm,
-            lone=settings.lone,
-        )
+        return gpg_rewards(rewards, **calls.gpg(settings, given))
     if settings.rule == "pass@k":
-        return pass_at_k_rewards(
-            rewards,
-            given.group,
-            divide_by_std=settings.divide_by_std,
-            ddof=settings.ddof,
-            epsilon=settings.epsilon,
-        )
-    divisor = settings.divisor if settings.divide_by_std else "none"
+        return pass_at_k_rewards(rewards, **calls.pass_at_k(settings, given))
     if rewards.dim() == 2:
-        return decoupled_rewards(
-            rewards,
-            torch.tensor(list(settings.weights.values()), dtype=torch.float64),
-            given.group,
-            batch_index=given.batch,
-            batch_epsilon=settings.batch_epsilon,
-            missing=settings.missing,
-            baseline=settings.baseline,
-            divisor=divisor,
-            ddof=settings.ddof,
-            epsilon=settings.epsilon,
-            lone=settings.lone,
-        )
-    return normalise_rewards(
-        rewards,
-        given.group,
-        baseline=settings.baseline,
-        divisor=divisor,
-        divisor_index={"batch": given.batch, "group": given.prompt}.get(settings.std_grouping),
-        ddof=settings.ddof,
-        epsilon=settings.epsilon,
-        epsilon_place=settings.epsilon_place,
-        lone=settings.lone,
-        missing=settings.missing,
-        lengths=given.lengths if settings.baseline_counts == "response" else given.trained,
-        greedy_rewards=given.greedy,
-    )
+        return decoupled_rewards(rewards, **calls.decoupled(settings, given))
+    return normalise_rewards(rewards, **calls.normalised(settings, given))
 
 
-def _rescaled(settings: RewardSettings, raw: Tensor, scored: Tensor, batch: Tensor) -> Tensor:
+def _rescaled(settings: RewardSettings, raw: Tensor, scored: Tensor, given: RewardInputs) -> Tensor:
     """What was scored, normalised again over its batch where the settings say so."""
     if settings.rescale == "none":
         return scored
-    assert settings.batch_epsilon is not None  # the capability matrix asks for it
     if settings.missing == "exclude":  # what has no score is no 0 among the others
         scored = torch.where(raw.isnan(), torch.nan, scored)
-    return normalise_rewards(
-        scored,
-        batch,
-        divisor="std",
-        ddof=settings.ddof,
-        epsilon=settings.batch_epsilon,
-        missing=settings.missing,
-    )
+    return normalise_rewards(scored, **calls.rescaled(settings, given))
 
 
 def _by_trajectory(
@@ -191,13 +146,7 @@ def _shaped(settings: RewardSettings, rewards: Tensor, given: RewardInputs) -> T
             rule=settings.stop_properly_rule,
         )
     if settings.overlong_max_length is not None:
-        penalty = overlong_penalty(
-            given.lengths if settings.overlong_counts == "response" else given.trained,
-            max_length=settings.overlong_max_length,
-            buffer=settings.overlong_buffer,
-            penalty=settings.overlong_penalty,
-            floored=settings.overlong_floored,
-        )
+        penalty = overlong_penalty(**calls.overlong(settings, given))
         rewards = rewards + penalty.to(rewards.dtype)
     if settings.bias or settings.factor != 1.0:
         rewards = (rewards + settings.bias) * settings.factor

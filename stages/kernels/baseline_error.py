@@ -23,11 +23,11 @@ def optimal_token_error(
     rewards: ScanTerms,
     log_probs: Tensor,
     sum_pi_squared: Tensor,
-    weights: Tensor,
     loss_mask: Tensor,
     group_index: Tensor,
     offsets: Tensor,
     *,
+    weights: Tensor | None = None,
     zero_tail: bool = True,
     epsilon: float = 1e-8,
 ) -> Rounded:
@@ -40,10 +40,10 @@ def optimal_token_error(
         rewards: (N,), and what they may be off by.
         log_probs: (N,) float. As there, and so are the others.
         sum_pi_squared: As there.
-        weights: (N,) float; 1 where there are none.
         loss_mask: As there.
         group_index: As there.
         offsets: As there.
+        weights: As there.
         zero_tail: As there.
         epsilon: As there.
 
@@ -58,10 +58,11 @@ def optimal_token_error(
     ones, zeros = torch.ones_like(rewards.value), torch.zeros_like(rewards.value)
     own = ScanTerms(*(torch.where(unmasked, one, 0.0) for one in rewards))
     returns = scan_error(own, ones, zeros, offsets)
-    probability, squared = log_probs.exp(), weights**2
-    variance = (1.0 - 2.0 * probability + sum_pi_squared) * squared
-    error = _VARIANCE * (1.0 + 2.0 * probability + sum_pi_squared) * squared
-    error = error + torch.where(weights == 1.0, 0.0, _WEIGHT * variance.abs())
+    rho = ones if weights is None else weights.double()
+    probability, squared = log_probs.double().exp(), rho**2
+    variance = (1.0 - 2.0 * probability + sum_pi_squared.double()) * squared
+    error = _VARIANCE * (1.0 + 2.0 * probability + sum_pi_squared.double()) * squared
+    error = error + torch.where(rho == 1.0, 0.0, _WEIGHT * variance.abs())
     steps = ScanTerms(*(torch.where(unmasked, one, 0.0) for one in (variance, zeros, error)))
     path = scan_error(steps, ones, zeros, offsets, reverse=False)
     path = path.where(unmasked, exactly(zeros))

@@ -37,8 +37,9 @@ def log_ratio(
     Conventions:
         Policy loss: verl vanilla, SAPO and CISPO and OpenRLHF clamp to -20 and 20; slime, Relax,
         TRL, NeMo-RL and AReaL do not. Without old log-probs the value is 0, so that the ratio is
-        1: NeMo-RL `force_on_policy_ratio`, Relax `true_on_policy`, verl with one mini-batch and one
-        epoch, TRL with aligned steps, and slime where none are recorded ignore recorded ones.
+        1 and its gradient that of the policy: NeMo-RL `force_on_policy_ratio`, Relax
+        `true_on_policy`, verl with one mini-batch and one epoch, TRL with aligned steps, and slime
+        where none are recorded ignore recorded ones.
         AReaL makes train/rollout log-ratios that are not finite 0. A clamp turns an infinity into
         its bound and leaves NaN.
 
@@ -48,7 +49,7 @@ def log_ratio(
     >>> log_ratio(torch.tensor([-1.0, -0.5]), torch.tensor([-31.0, -1.0]), clamp=(-20.0, 20.0))
     tensor([20.0000,  0.5000])
     """
-    other = log_probs if old_log_probs is None else old_log_probs
+    other = log_probs.detach() if old_log_probs is None else old_log_probs
     check_shapes("log_ratio", log_probs=(log_probs, "N"), old_log_probs=(other, "N"))
     difference = log_probs - other
     if undefined is not None:

@@ -14,6 +14,7 @@ from trajreplay.stages.kernels.options import (
 from trajreplay.stages.kernels.segments import check_shapes
 
 WHITENING_FORMS = ("added", "floored", "std")
+CENTRES = ("mean", "leave-one-out", "none")
 SHORT_RULES = ("raise", "biased", "keep", "nan")
 
 
@@ -22,6 +23,8 @@ def whiten(
     loss_mask: Tensor,
     *,
     set_index: Tensor | None = None,
+    centre_index: Tensor | None = None,
+    centre: str = "mean",
     scale: bool = True,
     form: str = "added",
     ddof: int = 1,
@@ -32,13 +35,17 @@ def whiten(
 ) -> Tensor:
     """Centre tokens on the mean of those that count, and divide by their deviation.
 
-        y_t = (x_t - mean) / sqrt(v + epsilon)      with v = sum m (x - mean)^2 / (sum m - ddof)
+        y_t = (x_t - b_t) / sqrt(v + epsilon)      with v = sum m (x - b)^2 / (sum m - ddof)
+
+        b_t = sum m x / sum m (mean), (sum m x - m_t x_t) / (sum m - m_t) (leave-one-out), 0 (none)
 
     Args:
         values: (N,) float, x. Advantages, say, of all samples, packed.
         loss_mask: (N,) bool, integer or float, m. 1 where a token counts.
         set_index: (N,) int64. Which tokens share statistics, any numbers in any order: the rank or
             the cohort, say; all of them if not given.
+        centre_index: (N,) int64. Which tokens share b, if not those.
+        centre: As above.
         scale: Whether to divide; otherwise only centred.
         form: `added` as above, `floored` (over sqrt(max(v, epsilon))) or `std` (over sqrt(v) +
             epsilon).
@@ -46,7 +53,7 @@ def whiten(
         epsilon: Keeps the division finite. Unit of `values`, squared except in `std`.
         one_pass: Whether v is the difference of two means, in float32.
         short: What a set of ddof counted tokens or fewer, or of none, does: `raise`, `biased` (one
-            token divides by n, none still raises), `keep` (the same, and none keeps its values) or
+            token divides by n, none still raises), `keep` (v is 1, and none keeps its values) or
             `nan`.
         zero_masked: Whether masked tokens get 0; otherwise what the equation gives.
 
@@ -55,20 +62,24 @@ def whiten(
         of `values` if only centred.
 
     Raises:
-        StageError: The inputs differ in length, an option has no such value, or a set is short.
+        StageError: The inputs differ in length, an option has no such value, a set is short, or
+            one pass is asked for around anything but the mean of the set.
 
     Conventions:
         Sums run in float64. A masked token has no effect on another, NaN included. One pass takes
         sums rounded once to float32 and E[x^2] - E[x]^2 in float32 from there: large values of a
         small spread lose every digit, and a negative difference gives NaN, though a trainer whose
-        epsilon exceeds it goes on. Only centring needs one token, whatever ddof.
+        epsilon exceeds it goes on. Only centring needs one token, whatever ddof. Where b is of
+        other tokens, those without any that counts have a b of 0, and so has a lone token that is
+        left out of its own.
 
         verl and TRL's PPO have the defaults, NeMo-RL's GAE a ddof of 1 with `added`, its
         REINFORCE++ 0 with `floored`. slime and Relax take one pass, short `biased`; Relax's
         REINFORCE++ is `floored` with ddof 0. So is OpenRLHF, or only centred. AReaL is `std` with
-        1e-5, short `keep`. Masked tokens get 0 in TRL, AReaL, NeMo-RL's GAE and Relax's
-        REINFORCE++, and in verl but for GAE. A set is a data-parallel group with context
-        parallelism in slime and without it in Relax, elsewhere the batch.
+        1e-5, short `keep`, its b of the batch or a group, left out or none, and v of either. Masked
+        tokens get 0 in TRL, AReaL, NeMo-RL's GAE and Relax's REINFORCE++, and in verl but for GAE.
+        A set is a data-parallel group with context parallelism in slime and without it in Relax, a
+        chunk as it comes in NeMo-RL's SingleController, elsewhere the batch.
 
     Source:
         Huang et al. 2024, The N+ implementation details of RLHF with PPO, detail 19,
@@ -83,17 +94,27 @@ def whiten(
     kernel = "whiten"
     check_shapes(kernel, values=(values, "N"), loss_mask=(loss_mask, "N"))
     check_option(kernel, "form", form, WHITENING_FORMS)
+    check_option(kernel, "centre", centre, CENTRES)
     check_option(kernel, "short rule", short, SHORT_RULES)
     check_ddof(kernel, ddof)
     unmasked = loss_mask != 0
     sets = sets_of(values, set_index)
     count = sets.sum(unmasked.double())
     _check_counts(count, ddof + 1 if scale else 1, short)
+    plain = centre_index is None and centre == "mean"
+    if one_pass and not plain:
+        raise StageError(
+            f"{kernel}: one pass around {centre!r} of other tokens, expected the mean of the set",
+            hint="Leave one_pass out.",
+        )
 
     x = values.double()
     counted = torch.where(unmasked, x, 0.0)
-    mean = sets.sum(counted) / count
-    centred = x - mean[sets.member]
+    if plain:
+        level = (sets.sum(counted) / count)[sets.member]
+    else:
+        level = centre_of(counted, unmasked, sets_of(values, centre_index, sets), centre)
+    centred = x - level
     if scale:
         short_divisor = torch.full_like(count, torch.nan) if short == "nan" else count
         free = torch.where(count > ddof, count - ddof, short_divisor)
@@ -102,6 +123,8 @@ def whiten(
         else:
             squares = torch.where(unmasked, centred**2, 0.0)
             variance = sets.sum(squares) / free
+        if short == "keep":
+            variance = torch.where(count > ddof, variance, 1.0)
         centred = centred / divisor_of(variance, epsilon, form)[sets.member]
     if zero_masked:
         centred = torch.where(unmasked, centred, 0.0)
@@ -141,11 +164,23 @@ def clip_advantages(advantages: Tensor, *, low: float | None, high: float | None
     return advantages.clamp(low, high)
 
 
-def sets_of(values: Tensor, set_index: Tensor | None) -> Groups:
-    """The sets of tokens that share statistics: all of them if none are named."""
+def centre_of(counted: Tensor, unmasked: Tensor, sets: Groups, centre: str) -> Tensor:
+    """(N,) float64. What is taken off each token; `counted` are the values, masked ones 0."""
+    if centre == "none":
+        return torch.zeros_like(counted)
+    total, count = (sets.sum(one)[sets.member] for one in (counted, unmasked.double()))
+    if centre == "leave-one-out":
+        total, count = total - counted, count - unmasked.double()
+    return torch.where(count > 0.0, total / count.clamp(min=1.0), 0.0)
+
+
+def sets_of(values: Tensor, set_index: Tensor | None, known: Groups | None = None) -> Groups:
+    """The sets of tokens that share statistics: if none are named those known, or all of them."""
     if set_index is not None:
         check_shapes("whiten", values=(values, "N"), set_index=(set_index, "N"))
         return groups_of(set_index)
+    if known is not None:
+        return known
     count = values.numel()
     size = torch.full((min(count, 1),), count, dtype=torch.float64, device=values.device)
     return Groups(torch.zeros(count, dtype=torch.int64, device=values.device), size)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from trajreplay.stages.kernels.groups import Groups
 from trajreplay.stages.kernels.precision import (
     FLOAT32_ROUNDOFF,
     FLOAT32_TINY,
     accumulation_factor,
 )
 from trajreplay.stages.kernels.rounded import Rounded, quotient
-from trajreplay.stages.kernels.whitening import divisor_of, sets_of, whiten
+from trajreplay.stages.kernels.whitening import centre_of, divisor_of, sets_of, whiten
 
 U = FLOAT32_ROUNDOFF
 # Roundings on the longest path of a sum of n tokens: reductions add pairs, or blocks of 16 on each
@@ -24,6 +25,8 @@ def whitened(
     loss_mask: Tensor,
     *,
     set_index: Tensor | None = None,
+    centre_index: Tensor | None = None,
+    centre: str = "mean",
     scale: bool = True,
     form: str = "added",
     ddof: int = 1,
@@ -41,6 +44,8 @@ def whitened(
         values: (N,), and what they may be off by.
         loss_mask: (N,). As in `whiten`, and so are the others.
         set_index: As there.
+        centre_index: As there.
+        centre: As there.
         scale: As there.
         form: As there.
         ddof: As there.
@@ -73,6 +78,8 @@ def whitened(
         values.value,
         loss_mask,
         set_index=set_index,
+        centre_index=centre_index,
+        centre=centre,
         scale=scale,
         form=form,
         ddof=ddof,
@@ -86,10 +93,17 @@ def whitened(
     x = torch.where(unmasked, values.value, 0.0)
     entry = torch.where(unmasked, values.error, 0.0)
     factor = _reduction_factor(count)
-    inherited = sets.sum(entry) / count
-    mean = inherited + factor * (sets.sum(x.abs()) / count + inherited)
-    centred = values.value - (sets.sum(x) / count)[sets.member]
-    shift = mean[sets.member]
+    own = entry
+    if centre_index is None and centre == "mean":
+        inherited = sets.sum(entry) / count
+        mean = inherited + factor * (sets.sum(x.abs()) / count + inherited)
+        level, shift = (sets.sum(x) / count)[sets.member], mean[sets.member]
+    else:  # what a centre that is no mean of the set is off by, the variance has of first order
+        others = sets_of(values.value, centre_index, sets)
+        level = centre_of(x, unmasked, others, centre)
+        shift = _centre_error(x, entry, unmasked, others, centre)
+        mean, own = torch.zeros_like(count), torch.where(unmasked, entry + shift, 0.0)
+    centred = values.value - level
     error = values.error + shift + U * (centred.abs() + values.error + shift)
     if scale:
         free = torch.where(count > ddof, count - ddof, count)
@@ -101,18 +115,37 @@ def whitened(
             off = (3.0 * (factor + 4.0 * U) * square + 4.0 * crossed) * (count / free)
             low, high = (spread**2 - off).clamp(min=0.0), spread**2 + off
         else:
-            off = (sets.sum(entry**2) / free).sqrt()
+            off = (sets.sum(own**2) / free).sqrt()
             widest = ((spread + off) ** 2 + mean**2 * count / free).sqrt()
             off = off + 3.0 * (factor + 4.0 * U) * widest
             off = off + torch.where(widest > 0.0, FLOAT32_TINY * count / free, 0.0).sqrt()
             low, high = (spread - off).clamp(min=0.0) ** 2, (widest + off) ** 2
         least = divisor_of(low, epsilon * (1.0 - U), form) * (1.0 - 4.0 * U)
         most = divisor_of(high, epsilon * (1.0 + U), form) * (1.0 + 4.0 * U)
-        numerator = Rounded(centred, error)
-        error = quotient(numerator, least[sets.member], most[sets.member], value)
+        scaled = quotient(Rounded(centred, error), least[sets.member], most[sets.member], value)
+        if short == "keep":  # a set that is short is divided by 1 and an epsilon
+            scaled = torch.where(
+                (count > ddof)[sets.member], scaled, error + 3.0 * U * centred.abs()
+            )
+        error = scaled
     if short == "keep":
         error = torch.where(count[sets.member] == 0.0, values.error, error)
     return Rounded(value, error)
+
+
+def _centre_error(x: Tensor, entry: Tensor, unmasked: Tensor, sets: Groups, centre: str) -> Tensor:
+    """(N,) How far what is taken off each token may be off; arguments as of `centre_of`."""
+    if centre == "none":
+        return torch.zeros_like(x)
+    counted = unmasked.double()
+    count = sets.sum(counted)[sets.member]
+    size, inherited = (sets.sum(one)[sets.member] for one in (x.abs(), entry))
+    off = inherited + _reduction_factor(count) * (size + inherited)
+    if centre == "leave-one-out":
+        count = count - counted
+        off = off + torch.where(unmasked, entry + U * (x.abs() + size + entry + inherited), 0.0)
+    off = (off + 2.0 * U * (size + inherited)) / count.clamp(min=1.0)
+    return torch.where(count > 0.0, off, 0.0)
 
 
 def _reduction_factor(count: Tensor) -> Tensor:

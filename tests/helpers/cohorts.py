@@ -135,6 +135,7 @@ def record(sample: Sample, without: Sequence[str] = (), *, step: bool = True) ->
         "agent_id": sample.agent_id,
         "episode_id": sample.episode_id,
         "turns": sample.turns,
+        "first_message_length": sample.first_message_length,
         "kept_baseline": sample.kept_baseline,
         "last_value": sample.last_value,
         "truncated": sample.truncated,

@@ -169,17 +169,25 @@ class ComposedTrainer(RewardTrainer):
 
     def _whitened(self, advantages: Rows) -> Rows:
         settings, masks = self.settings.advantage, self.estimating
-        sets = {
+        of_samples = {
             "cohort": [0] * len(masks),
             "rank": self.ranks,
             "group": self.prompts(),
             "sample": list(range(len(masks))),
-        }[settings.whiten]
-        index = [one for one, row in zip(sets, advantages, strict=True) for _ in row]
+            "consumer-batch": [int(one.consumer_batch_id or 0) for one in self.samples],
+        }
+        centre = settings.whiten_centre
+        own, other = (
+            [one for one, row in zip(of_samples[sets], advantages, strict=True) for _ in row]
+            for sets in (settings.whiten, settings.whiten if centre in ("same", "none") else centre)
+        )
+        rule = "leave-one-out" if settings.whiten_leave_one_out else "mean"
         flat = self.whiten(
             [one for row in advantages for one in row],
             [one for row in masks for one in row],
-            index,
+            own,
+            centre_index=other,
+            centre="none" if centre == "none" else rule,
             scale=settings.whiten_scale,
             form=settings.whiten_form,
             ddof=settings.whiten_ddof,

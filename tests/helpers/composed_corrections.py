@@ -70,10 +70,12 @@ class LossRows:
 
     @cached_property
     def proximal(self) -> Rows:
-        """Log-probs of the policy before the update: as recorded, or between rollout and now."""
+        """Log-probs of the policy before the update: as recorded, of now, or between these."""
         old = self.column("old_log_probs")
         if self.settings.loss.proximal == "recorded":
             return old
+        if self.settings.loss.proximal == "current":
+            return self.column("log_probs")
         found = []
         rows = zip(self.column("log_probs"), self.column("rollout_log_probs"), strict=True)
         for one, (now, then) in zip(self.samples, rows, strict=True):
@@ -181,6 +183,17 @@ class LossRows:
                 clamp=clamp,
                 epsilon=epsilon,
                 undefined=loss.undefined_weight,
+            )
+        if loss.correction_criterion != "weight":
+            statistic, metric = loss.correction_criterion.split("-")
+            judged = reference_means.criterion(
+                gaps,
+                mask,
+                lengths,
+                metric=metric,
+                statistic=statistic,
+                reverse=False,
+                epsilon=epsilon,
             )
         bounded = [
             reference_means.bound_weight(w, c, low=low, high=high, action=action)[0]

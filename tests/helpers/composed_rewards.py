@@ -122,13 +122,15 @@ class RewardTrainer(LossTrainer):
             epsilon_place=settings.epsilon_place,
             lone=settings.lone,
             missing=settings.missing,
-            lengths=[
-                one.length if settings.baseline_counts == "response" else sum(one.mask)
-                for one in self.samples
-            ],
+            lengths=self._weighed_by(settings.baseline_counts),
             greedy_rewards=[one.greedy_reward or 0.0 for one in self.samples],
         )
         return scored if settings.rescale == "none" else self._rescaled(raw, scored)
+
+    def _weighed_by(self, counts: str) -> list[float]:
+        if counts == "response":
+            return [one.length for one in self.samples]
+        return [sum(row) for row in (self.summed if counts == "kept" else self.masks)]
 
     normalise = staticmethod(normalise_rewards)
     decouple = staticmethod(decoupled_rewards)
@@ -181,7 +183,8 @@ class RewardTrainer(LossTrainer):
         settings, reward = self.settings.reward, self.number(sample.raw_reward)
         if settings.overlong_max_length is not None:
             start = settings.overlong_max_length - settings.overlong_buffer
-            over = sample.length - start
+            first = settings.overlong_counts == "first-message"
+            over = (sample.first_message_length or 0 if first else sample.length) - start
             if settings.overlong_floored:
                 over = min(over, settings.overlong_buffer)
             reward += min(-over / settings.overlong_buffer * settings.overlong_penalty, 0.0)

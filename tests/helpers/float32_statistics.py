@@ -192,6 +192,8 @@ def whiten(
     loss_mask: Sequence[float],
     set_index: Sequence[int],
     *,
+    centre_index: Sequence[int],
+    centre: str,
     scale: bool,
     form: str,
     ddof: int,
@@ -202,6 +204,7 @@ def whiten(
     """Whiten the tokens of every set by one pass or two."""
     x, mask, sets = tensor(values), torch.tensor([bool(one) for one in loss_mask]), set_index
     index, result = torch.tensor(list(sets), dtype=torch.int64), tensor(values)
+    level = _centres(x, mask, torch.tensor(list(centre_index), dtype=torch.int64), centre)
     for one in sorted(set(index.tolist())):
         own = index == one
         counted = x[own & mask]
@@ -210,7 +213,7 @@ def whiten(
             result[own] = x[own] if short == "keep" else math.nan
             continue
         mean = _total(counted) / count
-        centred = x[own] - mean
+        centred = x[own] - level[own]
         if scale:
             free = count - ddof
             if free < 1:
@@ -218,10 +221,28 @@ def whiten(
             if one_pass:
                 variance = (_total(counted.square()) / count - mean * mean) * (count / max(free, 1))
             else:
-                variance = _total((counted - mean).square()) / max(free, 1)
+                variance = _total((x - level)[own & mask].square()) / max(free, 1)
+            if short == "keep" and count <= ddof:
+                variance = torch.ones(())
             centred = centred / _deviation(variance, epsilon, form) if free else centred * math.nan
         result[own] = centred
     return result.tolist()
+
+
+def _centres(x: Tensor, mask: Tensor, index: Tensor, centre: str) -> Tensor:
+    """What is taken off each token."""
+    level = torch.zeros_like(x)
+    for one in sorted(set(index.tolist())) if centre != "none" else ():
+        own = index == one
+        counted, count = x[own & mask], int((own & mask).sum())
+        if not count:
+            continue
+        level[own] = _total(counted) / count
+        if centre == "leave-one-out":
+            level[own & mask] = (_total(counted) - counted) / max(count - 1, 1)
+            if count == 1:
+                level[own & mask] = 0.0
+    return level
 
 
 def _total(values: Tensor) -> Tensor:

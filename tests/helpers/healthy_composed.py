@@ -171,6 +171,8 @@ class Draw:
         """Which agent it is of, how it ended, and what the trainer kept for it."""
         one.agent_id = self.choose.choice(["proposer", "solver"])
         one.episode_id = f"e-{self.choose.randint(0, 1)}"
+        one.consumer_batch_id = self.choose.choice(["0", "1"])
+        one.first_message_length = self.choose.randint(0, one.length)
         one.turns, one.truncated = self.choose.randint(0, 4), self.choose.random() < 0.5
         one.kept_baseline, one.last_value = self.choose.random(), self.choose.random() - 0.5
         cut = self.choose.randint(0, one.length)

@@ -333,6 +333,8 @@ def whiten(
     loss_mask: Sequence[float],
     set_index: Sequence[int],
     *,
+    centre_index: Sequence[int] | None = None,
+    centre: str = "mean",
     scale: bool,
     form: str,
     ddof: int,
@@ -341,11 +343,15 @@ def whiten(
     zero_masked: bool,
 ) -> list[float]:
     """Whiten the tokens of every set; `short` is `biased`, `keep` or `nan`."""
+    with_ = set_index if centre_index is None else centre_index
+    levels = [_level(values, loss_mask, with_, at, centre) for at in range(len(values))]
     result = []
-    for value, m, own in zip(values, loss_mask, set_index, strict=True):
+    for value, m, own, level in zip(values, loss_mask, set_index, levels, strict=True):
         counted = [
-            other
-            for other, its, index in zip(values, loss_mask, set_index, strict=True)
+            other - its_level
+            for other, its, index, its_level in zip(
+                values, loss_mask, set_index, levels, strict=True
+            )
             if its and index == own
         ]
         if not counted and short == "keep":
@@ -357,17 +363,28 @@ def whiten(
         if not counted:
             result.append(math.nan)
             continue
-        mean = math.fsum(counted) / len(counted)
-        whitened = value - mean
+        whitened = value - level
         if scale:
             free = len(counted) - ddof
+            squares = math.fsum(one**2 for one in counted)
+            variance = squares / (free if free > 0 else len(counted))
             if free < 1:
-                free = 0 if short == "nan" else len(counted)
-            squares = math.fsum((one - mean) ** 2 for one in counted)
-            variance = squares / free if free else math.nan
+                variance = {"nan": math.nan, "keep": 1.0}.get(short, variance)
             whitened /= _deviation(variance, epsilon, form)
         result.append(whitened)
     return result
+
+
+def _level(
+    values: Sequence[float], mask: Sequence[float], sets: Sequence[int], at: int, centre: str
+) -> float:
+    """What is taken off the token at a place."""
+    others = [
+        value
+        for place, (value, m, one) in enumerate(zip(values, mask, sets, strict=True))
+        if m and one == sets[at] and not (centre == "leave-one-out" and place == at)
+    ]
+    return 0.0 if centre == "none" or not others else math.fsum(others) / len(others)
 
 
 def _deviation(variance: float, epsilon: float, form: str) -> float:

@@ -43,6 +43,7 @@ class Sample:
     agent_id: str | None = None
     episode_id: str | None = None
     turns: int | None = None
+    first_message_length: int | None = None
     kept_baseline: float | None = None
     last_value: float | None = None
     truncated: bool | None = None

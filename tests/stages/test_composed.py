@@ -33,6 +33,7 @@ POLICY, VALUE = "loss.policy", "loss.value"
 LEAVE_ONE_OUT = {"reward.baseline": "leave-one-out"}
 BOUNDS = {"loss.correction_bounds": (0.9, 1.05)}
 RAW = {"loss.correction": "tis", "loss.correction_bounds": (0.0, math.inf)}
+AREAL_CLAMP = {"loss.correction": "tis", "loss.correction_bounds": (-math.inf, 1e-3)}
 KEPT = {"loss.rejection": {"token-ratio": (0.97, 1.02)}}
 RS = {
     "loss.rejection_reverse": True,
@@ -48,10 +49,17 @@ BATCHES = {
     "loss.rejection_denominator": "kept",
     **MEAN,
 }
+M2 = {"loss.m2_threshold": 1e-4, **BATCHES}
 DPPO = {"loss.surrogate": "dppo", "loss.dppo_form": "log-prob", "loss.dppo_ratio_cap": 1.1}
 RETURNS = {"advantage.estimator": "reinforce++", "advantage.gamma": 0.9}
 GAE = {"advantage.estimator": "gae", "advantage.gamma": 0.99, "advantage.lam": 0.95}
 WHITE = {"advantage.whiten": "cohort"}
+AREAL_NORM = {
+    **WHITE,
+    "advantage.whiten_form": "std",
+    "advantage.whiten_epsilon": 1e-5,
+    "advantage.whiten_short": "keep",
+}
 OWN = {"advantage.reward_source": "token"}
 PARTS = {"reward.weights": {"format": 0.5, "answer": 1.0}}
 APART = {**PARTS, "reward.combination": "normalise-then-sum"}
@@ -72,6 +80,10 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
         {"reward.baseline": "length-weighted", "reward.baseline_counts": "trained"},
         REWARD,
     ),
+    "weighted by kept tokens": (
+        {"reward.baseline": "length-weighted", "reward.baseline_counts": "kept", **VERL_RS},
+        REWARD,
+    ),
     "batch": ({"reward.grouping": "batch", "reward.n_samples_per_prompt": None}, REWARD),
     "stride": ({"reward.grouping": "stride", "reward.n_samples_per_prompt": 2}, REWARD),
     "std of the batch": ({"reward.std_grouping": "batch"}, REWARD),
@@ -81,6 +93,14 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "clipped before": ({"reward.clip_before": (0.25, 0.75)}, REWARD),
     "clipped after": ({"reward.clip_after": (-0.5, 0.5)}, REWARD),
     "overlong": ({"reward.overlong_max_length": 5, "reward.overlong_buffer": 2}, REWARD),
+    "overlong first message": (
+        {
+            "reward.overlong_max_length": 5,
+            "reward.overlong_buffer": 2,
+            "reward.overlong_counts": "first-message",
+        },
+        REWARD,
+    ),
     "greedy": ({"reward.baseline": "greedy", "reward.divide_by_std": False}, REWARD),
     "gpg": ({"reward.rule": "gpg", "reward.divide_by_std": False}, REWARD),
     "gpg over a norm": (
@@ -250,6 +270,30 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "whitened, ddof 0": ({**WHITE, "advantage.whiten_ddof": 0}, ESTIMATE),
     "whitened, floored": ({**WHITE, "advantage.whiten_form": "floored"}, ESTIMATE),
     "whitened, std": ({**WHITE, "advantage.whiten_form": "std"}, ESTIMATE),
+    "whitened by chunk": ({"advantage.whiten": "consumer-batch"}, ESTIMATE),
+    "whitened around the mean of a group": (
+        {**AREAL_NORM, "advantage.whiten_centre": "group"},
+        ESTIMATE,
+    ),
+    "whitened by group around the mean of all": (
+        {
+            **AREAL_NORM,
+            **RETURNS,
+            "advantage.whiten": "group",
+            "advantage.whiten_centre": "cohort",
+            "advantage.whiten_leave_one_out": True,
+        },
+        ESTIMATE,
+    ),
+    "whitened around nothing": ({**AREAL_NORM, "advantage.whiten_centre": "none"}, ESTIMATE),
+    "whitened around the others": (
+        {**AREAL_NORM, "advantage.whiten_leave_one_out": True},
+        ESTIMATE,
+    ),
+    "centred on the others": (
+        {**WHITE, "advantage.whiten_scale": False, "advantage.whiten_leave_one_out": True},
+        ESTIMATE,
+    ),
     "centred": ({**WHITE, "advantage.whiten_scale": False}, ESTIMATE),
     "advantages clipped": ({"advantage.clip": (-0.5, 0.5)}, ESTIMATE),
     "dual clip": ({"loss.dual_clip": 1.05}, POLICY),
@@ -325,6 +369,43 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "tis": ({"loss.correction": "tis", **BOUNDS}, POLICY),
     "icepop": ({"loss.correction": "icepop", **BOUNDS}, POLICY),
     "sequence tis": ({"loss.correction": "sequence-tis", **BOUNDS}, POLICY),
+    "clamped where k2 is large": (
+        {**AREAL_CLAMP, "loss.correction_criterion": "token-k2"},
+        POLICY,
+    ),
+    "clamped where the mean k1 is large": (
+        {
+            **AREAL_CLAMP,
+            "loss.correction_criterion": "mean-k1",
+            "loss.correction_bounds": (-math.inf, 1e-3),
+        },
+        POLICY,
+    ),
+    "samples clamped by their worst ratio": (
+        {
+            "loss.correction": "geometric-tis",
+            "loss.correction_criterion": "max-ratio",
+            "loss.correction_bounds": (0.0, 1.02),
+        },
+        POLICY,
+    ),
+    "zero where k3 is large": (
+        {**AREAL_CLAMP, "loss.correction": "icepop", "loss.correction_criterion": "sum-k3"},
+        POLICY,
+    ),
+    "on policy, weights and all": (
+        {**RAW, "loss.correction_bounds": (0.9, 1.05), "loss.proximal": "current"},
+        POLICY,
+    ),
+    "on policy beside recorded weights": ({**RAW, "loss.ratio": "one"}, POLICY),
+    "on policy and rejecting": (
+        {**VERL_RS, "loss.proximal": "current", "loss.opsm_delta": 1e-4},
+        POLICY,
+    ),
+    "gspo on policy": (
+        {"loss.ratio": "sequence-mean", "loss.proximal": "current", "loss.kl_loss_coef": 0.1},
+        POLICY,
+    ),
     "sequence mask": ({"loss.correction": "sequence-mask", **BOUNDS}, POLICY),
     "geometric mask": ({"loss.correction": "geometric-mask", **BOUNDS}, POLICY),
     "geometric tis": ({"loss.correction": "geometric-tis", **BOUNDS}, POLICY),
@@ -369,7 +450,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
         },
         POLICY,
     ),
-    "m2po of areal": ({"loss.m2_threshold": 1e-4, **BATCHES}, POLICY),
+    "m2po of areal": (M2, POLICY),
     "opsm": ({"loss.opsm_delta": 1e-4}, POLICY),
     "opsm against the rollout": (
         {"loss.opsm_delta": 1e-4, "loss.opsm_source": "rollout"},
@@ -510,6 +591,7 @@ def _shares(seed: int = 0) -> dict[int, list[Sample]]:
         one.last_value, one.truncated = 0.4 + 0.1 * row, row % 2 == 0
         cut = one.length // 2
         one.weight_versions = [(0, cut, row % 3 + 2), (cut, one.length - 1, 5)]
+        one.consumer_batch_id, one.first_message_length = str(row // 3), one.length - row % 3
         one.turns, one.kept_baseline = 1 + row % 3, 0.3 + 0.1 * (row % 3)
     return {0: samples[:4], 1: samples[4:]}
 
@@ -596,6 +678,11 @@ BESIDE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         ESTIMATE,
     ),
     "what an advantage counts": (CLIPPED | WHITE, {"advantage.counts": "kept"}, ESTIMATE),
+    "what an advantage counts by micro-batch": (
+        {**CLIPPED, **WHITE, **M2, "loss.mean_over": "scope"},
+        {"advantage.counts": "kept"},
+        ESTIMATE,
+    ),
     "what a value loss counts": (CLIPPED, {"value.counts": "kept"}, VALUE),
     "the tokens that are masked of a value loss": (CLIPPED, {"value.counts": "response"}, VALUE),
     "how a kl becomes one number": (

@@ -16,6 +16,13 @@ from trajreplay import Lake, SchemaError, with_changes
 from trajreplay.stages import CohortReport
 
 Scalars = dict[int, list[Expected]]
+WHITE = {"advantage.whiten": "cohort"}
+AREAL = {"loss.correction": "tis", "loss.correction_bounds": (0.0, 5.0)}
+FIRST = {
+    "reward.overlong_max_length": 5,
+    "reward.overlong_buffer": 2,
+    "reward.overlong_counts": "first-message",
+}
 KEPT_BASELINE = {
     "reward.baseline": "kept",
     "reward.grouping": "none",
@@ -142,6 +149,68 @@ def _replayed(
             {"reward.std_grouping": "group", "reward.unit": "step"},
             "reward.std_grouping is 'group'",
         ),
+        ({**AREAL, "loss.correction_criterion": "token-k5"}, "loss.correction_criterion"),
+        ({"loss.correction_criterion": "token-k2"}, "loss.correction_criterion is 'token-k2'"),
+        (
+            {**AREAL, "loss.correction": "geometric-mask", "loss.correction_criterion": "max-k2"},
+            "loss.correction is 'geometric-mask', which has none or its own",
+        ),
+        (
+            {
+                **AREAL,
+                "loss.correction_bounds": (-math.inf, math.inf),
+                "loss.correction_criterion": "max-k2",
+            },
+            "which bound nothing",
+        ),
+        (
+            {
+                **AREAL,
+                "loss.correction_log_clamp": (-1.0, 1.0),
+                "loss.correction_criterion": "max-k2",
+            },
+            "loss.correction_log_clamp is stated",
+        ),
+        ({"loss.proximal": "current", "loss.old_source": "rollout"}, "loss.proximal is 'current'"),
+        ({"advantage.whiten_centre": "group"}, "advantage.whiten is 'none'"),
+        ({**WHITE, "advantage.whiten_centre": "odd"}, "advantage.whiten_centre is 'odd'"),
+        (
+            {
+                **WHITE,
+                "advantage.whiten_one_pass": True,
+                "advantage.whiten_leave_one_out": True,
+            },
+            "advantage.whiten_one_pass is true",
+        ),
+        (
+            {**WHITE, "advantage.whiten_scale": False, "advantage.whiten_centre": "group"},
+            "state advantage.whiten alone",
+        ),
+        (
+            {
+                **WHITE,
+                "advantage.whiten_centre": "none",
+                "advantage.whiten_leave_one_out": True,
+            },
+            "advantage.whiten_leave_one_out is true",
+        ),
+        (
+            {"reward.baseline": "length-weighted", "reward.baseline_counts": "kept"},
+            "reward.baseline_counts are 'kept' and the loss rejects nothing",
+        ),
+        (
+            {
+                "reward.baseline": "length-weighted",
+                "reward.baseline_counts": "kept",
+                "loss.m2_threshold": 0.1,
+                "loss.rejection_denominator": "kept",
+            },
+            "reward.baseline_counts are 'kept' and loss.m2_threshold is stated",
+        ),
+        (
+            {**FIRST, "reward.unit": "trajectory"},
+            "reward.overlong_counts is 'first-message' and reward.unit is 'trajectory'",
+        ),
         ({"advantage.estimator": "opd"}, "advantage.opd_coef is 0"),
         ({"advantage.estimator": "otb", "kl.policy_source": "new"}, "kl.policy_source is 'new'"),
         ({"advantage.estimator": "remax", "advantage.gamma": 0.5}, "advantage.gamma is 0.5"),
@@ -174,6 +243,8 @@ def test_settings_that_contradict_are_refused_by_name(
         ({"reward.grouping": "agent", "reward.episode_agents": ("solver",)}, "episode_id"),
         ({"reward.costs": {"turns": 0.1}}, "turns"),
         ({**KEPT_BASELINE}, "kept_baseline"),
+        (FIRST, "first_message_length"),
+        ({"advantage.whiten": "consumer-batch"}, "consumer_batch_id"),
         ({"reward.source": "token"}, "token_rewards"),
         ({"advantage.reward_source": "token"}, "token_rewards"),
         ({"advantage.estimator": "remax"}, "greedy_reward"),

@@ -11,7 +11,7 @@ from tests.helpers import reference_advantages as references
 from tests.helpers.packed import Packed, float32s, packed, pools
 from trajreplay.schema import StageError
 from trajreplay.stages.kernels import clip_advantages, whiten
-from trajreplay.stages.kernels.whitening import WHITENING_FORMS
+from trajreplay.stages.kernels.whitening import CENTRES, WHITENING_FORMS
 
 ROWS = packed(max_samples=6, max_tokens=12)
 VALUES = pools(float32s(-10.0, 10.0), size=16)
@@ -25,8 +25,43 @@ OPTIONS = st.fixed_dictionaries(
         "zero_masked": st.booleans(),
     }
 )
+CENTRED = st.sampled_from(CENTRES)
 GOLDEN = torch.tensor([0.5, -0.5, 1.0, 2.0, 7.0])
 GOLDEN_MASK = torch.tensor([1, 1, 1, 1, 0])
+
+
+@given(ROWS, VALUES, st.integers(1, 3), st.integers(1, 3), CENTRED, OPTIONS)
+def test_around_any_mean_equals_a_loop_over_tokens(
+    rows: Packed,
+    pool: list[float],
+    sets: int,
+    centres: int,
+    centre: str,
+    options: dict[str, Any],
+) -> None:
+    values, index = rows.tensor(pool), torch.arange(rows.tokens) % sets
+    others = torch.arange(rows.tokens) // 2 % centres
+    options |= {"centre": centre}
+    whitened = whiten(values, rows.mask, set_index=index, centre_index=others, **options)
+    expected = references.whiten(
+        values.tolist(), rows.loss_mask, index.tolist(), centre_index=others.tolist(), **options
+    )
+    assert whitened.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6, nan_ok=True)
+
+
+@given(ROWS, VALUES, OPTIONS)
+def test_the_mean_of_the_same_tokens_is_that_of_the_set(
+    rows: Packed, pool: list[float], options: dict[str, Any]
+) -> None:
+    values, every = rows.tensor(pool), torch.zeros(rows.tokens, dtype=torch.int64)
+    assume(bool(rows.mask.any()))
+    torch.testing.assert_close(
+        whiten(values, rows.mask, centre_index=every, **options),
+        whiten(values, rows.mask, **options),
+        rtol=1e-6,
+        atol=1e-6,
+        equal_nan=True,
+    )
 
 
 @given(ROWS, VALUES, st.integers(1, 3), OPTIONS)
@@ -105,6 +140,11 @@ def test_golden_whitening(options: dict[str, Any], expected: list[float]) -> Non
     """G15."""
     whitened = whiten(GOLDEN, GOLDEN_MASK, **options)
     assert whitened.tolist() == pytest.approx(expected, rel=3e-7)
+
+
+def test_one_pass_knows_one_mean_only() -> None:
+    with pytest.raises(StageError, match="one pass around 'leave-one-out'"):
+        whiten(GOLDEN, GOLDEN_MASK, centre="leave-one-out", one_pass=True)
 
 
 def test_golden_rewards_whitened_over_tokens() -> None:
