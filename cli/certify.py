@@ -23,7 +23,12 @@ from trajreplay.cli.verb import HELP, Verb
 if TYPE_CHECKING:
     from trajreplay.schema.store import Store
 
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+# Those that end a program unless it handles them, and that others send it: the last two are what
+# schedulers warn a job with.
+_FORWARDED = (
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
+    *(signal.SIGUSR1, signal.SIGUSR2),
+)
 _NOT_FOUND, _NOT_RUN = 127, 126  # as a shell says it
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -12,19 +12,21 @@ from trajreplay.query.catalog import Cohort
 from trajreplay.query.differences.align import Alignment, align
 from trajreplay.query.differences.compare import (
     FieldDifference,
-    ScalarKey,
     Tolerance,
     compare_column,
-    compare_scalar,
 )
 from trajreplay.query.differences.distributions import distribution
+from trajreplay.query.differences.outputs import (
+    compare_sample_outputs,
+    compare_scalars,
+    sample_outputs,
+)
 from trajreplay.query.differences.report import DiffReport, SettingDifference, stage_order
 from trajreplay.query.differences.routed import compare_routes, route_seals
 from trajreplay.query.differences.side import Side
 from trajreplay.query.reading import read_columns
 from trajreplay.schema.columns import Column, Table
 from trajreplay.schema.contracts import STAGE_OF_COLUMN
-from trajreplay.schema.entry import Output
 from trajreplay.schema.errors import QueryError, listed
 from trajreplay.schema.tables import SAMPLE_TABLES
 
@@ -98,15 +100,24 @@ def _compare_settings(
     sets: tuple[CaptureSet, CaptureSet], known: set[str], report: DiffReport
 ) -> None:
     """Name each setting once, at the first cohort in which it differs."""
-    trees = [_flat(one.entries[0].settings.to_json()) if one.entries else {} for one in sets]
-    for name in sorted(trees[0].keys() | trees[1].keys()):
-        values = [tree.get(name) for tree in trees]
+    trees = [[_flat(entry.settings.to_json()) for entry in one.entries] for one in sets]
+    for name in sorted({name for side in trees for tree in side for name in tree}):
+        values = [_stated(name, side) for side in trees]
         if values[0] != values[1] and name not in known:
             known.add(name)
             cohort = sets[0].cohort
             report.settings.append(
                 SettingDifference(name, values[0], values[1], cohort.rollout_id, cohort.step_id)
             )
+
+
+def _stated(name: str, trees: Sequence[Mapping[str, Any]]) -> Any:
+    """A setting of one side: what all ranks state, else what is stated, in order of rank."""
+    found: list[Any] = []
+    for tree in trees:
+        if (value := tree.get(name)) not in found:
+            found.append(value)
+    return found[0] if len(found) == 1 else found or None
 
 
 def _flat(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
@@ -127,10 +138,12 @@ def _compare_sets(
 ) -> None:
     cohort = sets[0].cohort
     table = SAMPLE_TABLES[sets[0].kind]
-    found = _compare_outputs(cohort, sets, tolerance)
+    found = compare_scalars(cohort, sets, tolerance)
+    outputs = sample_outputs(sets, table)
     same = _seals(sets[0], table) == _seals(sets[1], table)
+    same_outputs = not any(one.differs for one in outputs)
     same_routes = route_seals(sets[0]) == route_seals(sets[1])
-    if same and same_routes:
+    if same and same_outputs and same_routes:
         report.identical += not found
     else:
         columns = [
@@ -146,11 +159,16 @@ def _compare_sets(
         rows = [_rows(side, one, table, names) for side, one in zip(sides, sets, strict=True)]
         alignment = align(rows[0], rows[1])
         found += _compare_rows(cohort, columns, alignment, rows[0], rows[1], tolerance, report)
-        if not same_routes and alignment.by is not None:
-            stores = sides[0].catalog.store, sides[1].catalog.store
+        if alignment.by is None:
+            report.distributions += [one.distribution(cohort) for one in outputs]
+        else:
             of_left = rows[0].take(pa.array(alignment.left, pa.int64()))
-            named = zip(of_left["sample_id"].to_pylist(), of_left["rank"].to_pylist(), strict=True)
-            found += compare_routes(cohort, stores, sets, alignment, list(named))
+            found += compare_sample_outputs(cohort, outputs, alignment, of_left, tolerance)
+            if not same_routes:
+                stores = sides[0].catalog.store, sides[1].catalog.store
+                ids, ranks = of_left["sample_id"].to_pylist(), of_left["rank"].to_pylist()
+                named = list(zip(ids, ranks, strict=True))
+                found += compare_routes(cohort, stores, sets, alignment, named)
     found.sort(key=lambda one: stage_order(one.stage))
     report.fields += found
 
@@ -190,31 +208,6 @@ def _compare_rows(
         if alignment.by == "id" or column.name not in _GROUPS
     )
     return [one for one in compared if one is not None]
-
-
-def _compare_outputs(
-    cohort: Cohort, sets: tuple[CaptureSet, CaptureSet], tolerance: Tolerance
-) -> list[FieldDifference]:
-    """Compare recorded scalars; one that only one side has differs."""
-    left, right = (_outputs(one) for one in sets)
-    found = (
-        compare_scalar(cohort, key, left.get(key), right.get(key), tolerance)
-        for key in dict.fromkeys((*left, *right))
-    )
-    return [one for one in found if one is not None]
-
-
-def _outputs(one: CaptureSet) -> dict[ScalarKey, float]:
-    return {
-        _output_key(output, entry.key.rank): output.value
-        for entry in one.owners
-        for output in entry.outputs
-        if output.value is not None
-    }
-
-
-def _output_key(output: Output, rank: int) -> ScalarKey:
-    return ScalarKey(output.stage, output.field, output.scope, output.micro_batch_id, rank)
 
 
 def _rows(side: Side, one: CaptureSet, table: Table, names: list[str]) -> pa.Table:

@@ -51,7 +51,8 @@ _SQUARED = (  # exp(2 d) - 1
     "(2 * d1 + 2 * h1 + 8 * d3 / 6 + 16 * h2 / 24 + 32 * d5 / 120 + 64 * h3 / 720 "
     "+ 128 * d7 / 5040 + 256 * h4 / 40320 + 512 * d9 / 362880 + 1024 * h5 / 3628800)"
 )
-_WEIGHT = f"(n + d1 + {_EVEN} + {_ODD})"
+_ABOVE_ONE = f"(d1 + {_EVEN} + {_ODD})"  # exp(d) - 1
+_WEIGHT = f"(n + {_ABOVE_ONE})"
 _BOXED = "CASE WHEN e > {cap} THEN {cap} WHEN e < 1 / {cap} THEN 1 / {cap} ELSE e END"
 TOKEN_SUMS = (
     PartialSum("n", "true", "count", "n"),
@@ -70,6 +71,8 @@ TOKEN_SUMS = (
         near="h1 / 8 - h2 / 192 + h3 / 2880 - h4 * 17 / 645120 + h5 * 31 / 14515200",
     ),
     PartialSum("w", "e", near=_WEIGHT),
+    PartialSum("v", "v", near=_WEIGHT),
+    PartialSum("v1", "v - 1", near=_ABOVE_ONE),
     PartialSum("vv", "v * v - 1", near=_SQUARED),
     PartialSum("v2", "v * v", near=f"n + {_SQUARED}"),
     PartialSum("w_cut", "CASE WHEN e > {cap} THEN {cap} ELSE e END", near=_WEIGHT),

@@ -70,6 +70,6 @@ def effective(sums: Sums, first: float, second: float) -> float:
 
 
 def spread(sums: Sums) -> float:
-    """The deviation of the importance ratio, divisor n."""
-    mean = ratio(sums["w"], sums["n"])
-    return math.sqrt(max(0.0, 1 + ratio(sums["vv"], sums["n"]) - mean * mean))
+    """The deviation of the importance ratio, divisor n; about 1, near which it mostly is."""
+    mean = ratio(sums["v1"], sums["n"])
+    return math.sqrt(max(0.0, ratio(sums["vv"] - 2 * sums["v1"], sums["n"]) - mean * mean))

@@ -115,9 +115,9 @@ STATISTICS: tuple[Statistic, ...] = (
     ),
     Statistic(
         "ess_raw",
-        "M(exp(d))^2 / M(exp(2 d)), |d| at most 20 in the square",
+        "M(exp(d))^2 / M(exp(2 d)), |d| at most 20",
         "Kong 1992, as a share of the tokens",
-        lambda sums: effective(sums, sums["w"], sums["v2"]),
+        lambda sums: effective(sums, sums["v"], sums["v2"]),
     ),
     Statistic(
         "chi2_token",

@@ -184,7 +184,8 @@ def test_a_command_is_certified_as_an_attempt_of_its_own(tmp_path: Path) -> None
         assert told["verdict"] == "pass", "the policy does not check the command"
 
 
-def test_a_signal_reaches_the_command_and_leaves_a_verdict(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_reaches_the_command_and_leaves_a_verdict(number: int, tmp_path: Path) -> None:
     lake, verdict = tmp_path / "lake", tmp_path / "verdict.json"
     process = subprocess.Popen(
         certified(lake, verdict, "time.sleep(60)"), stdout=subprocess.PIPE, text=True
@@ -192,10 +193,10 @@ def test_a_signal_reaches_the_command_and_leaves_a_verdict(tmp_path: Path) -> No
     assert process.stdout is not None
     assert process.stdout.readline() == "trained\n"
     assert json.loads(verdict.read_text())["verdict"] == "fail", "it has not ended"
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM
-    assert json.loads(verdict.read_text())["command"] == {"exit": None, "signal": signal.SIGTERM}
+    assert process.returncode == 128 + number
+    assert json.loads(verdict.read_text())["command"] == {"exit": None, "signal": number}
 
 
 def test_a_command_that_records_nothing_or_cannot_be_run_fails(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def token_reference(rows: Sequence[Sequence[float]], cap: float = 2.0) -> dict[s
         "importance_ratio_truncated": math.fsum(min(one, cap) for one in w) / n,
         "truncated_share": sum(one > cap for one in w) / n,
         "ess": math.fsum(box) ** 2 / (n * math.fsum(one * one for one in box)),
-        "ess_raw": math.fsum(w) ** 2 / (n * math.fsum(one * one for one in v)),
+        "ess_raw": math.fsum(v) ** 2 / (n * math.fsum(one * one for one in v)),
         "chi2_token": math.fsum(math.expm1(2 * min(max(d, -20.0), 20.0)) for d in flat) / n,
         "over_0_5": sum(abs(d) > 0.5 for d in flat),
         "over_1_0": sum(abs(d) > 1.0 for d in flat),

@@ -35,9 +35,10 @@ def step(
     loss: float | None = 0.5,
     rewards: list[float] | None = None,
     tokens: list[list[int]] | None = None,
+    losses: list[float] | None = None,
     **options: Any,
 ) -> None:
-    """One optimizer step; `change` is (field, sample, token, value)."""
+    """One optimizer step; `change` is (field, sample, token, value), `losses` of each sample."""
     ids = ids or [f"s-{number}" for number in range(SAMPLES)]
     order = order or list(range(SAMPLES))
     fields = {"old_log_probs": values(step_id), "log_probs": values(step_id + 100)}
@@ -65,6 +66,9 @@ def step(
             capture.tensor(name, [found[row] for row in order])
         if loss is not None:
             capture.expected("loss.policy", loss=loss)
+        if losses is not None:
+            scalars = {"scope": "sample", "loss": [losses[row] for row in order]}
+            capture.expected("loss.policy", **scalars)
 
     usual = {
         "run_id": run,
@@ -174,6 +178,45 @@ def test_settings_that_differ_are_named_once_with_their_first_cohort(lake: Lake)
     assert named["loss.eps_clip"] == (0.2, 0.1, 0)
     assert report.verdict == "different"
     assert report.fields == []
+
+
+def test_settings_of_every_rank_are_compared(lake: Lake) -> None:
+    other = RecomputeConfig(n_samples_per_prompt=SAMPLES, eps_clip=0.3)
+    for run, configs in (("a", [None, None]), ("b", [None, other])):
+        for rank, config in enumerate(configs):
+            options: dict[str, Any] = {"settings": config} if config else {}
+            step(lake, run, 0, rank=rank, expected_ranks=[0, 1], **options)
+    report = lake.diff("a", "b")
+    named = {one.setting: (one.left, one.right) for one in report.settings}
+    assert named["loss.eps_clip"] == (0.2, [0.2, 0.3])
+    assert report.verdict != "same"
+
+
+def test_values_that_were_recorded_for_each_sample_are_compared(lake: Lake) -> None:
+    step(lake, "a", 0, losses=[0.1, 0.2, 0.3, 0.4])
+    step(lake, "b", 0, losses=[0.1, 9.0, 0.3, 0.4], order=[2, 1, 0, 3])
+    report = lake.diff("a", "b")
+    (one,) = report.fields
+    assert (one.stage, one.field, one.scope) == ("loss.policy", "loss", "sample")
+    assert (one.sample_id, one.left, one.right, one.differing_samples) == ("s-1", 0.2, 9.0, 1)
+    assert report.identical == 0
+
+
+def test_values_of_samples_that_one_side_did_not_record_differ(lake: Lake) -> None:
+    step(lake, "a", 0, losses=[0.1, math.nan, 0.3, 0.4])
+    step(lake, "b", 0, losses=[0.1, math.nan, 0.3, 0.4])
+    step(lake, "c", 0)
+    assert lake.diff("a", "b").verdict == "same"
+    (one,) = lake.diff("a", "c").fields
+    assert (one.differing_samples, one.right) == (SAMPLES, None)
+
+
+def test_values_of_samples_without_partners_are_told_by_their_spread(lake: Lake) -> None:
+    same = [[1, 2, 3, 4]] * SAMPLES
+    step(lake, "a", 0, tokens=same, losses=[0.1] * SAMPLES)
+    step(lake, "b", 0, tokens=same, losses=[0.2] * SAMPLES, ids=["x", "y", "z", "w"])
+    changed = {one.field: one.mean for one in lake.diff("a", "b").distributions if one.differs}
+    assert changed == {"loss.policy.loss": (0.1, 0.2)}
 
 
 FLOATS = st.floats(width=32) | st.sampled_from([math.inf, -math.inf, math.nan, 0.0, -0.0, 1e38])

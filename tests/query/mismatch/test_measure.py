@@ -1,13 +1,14 @@
 """Statistics of any selection: equal to plain loops, independent of threads, honest about pairs."""
 
 import math
+import statistics
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.helpers.captures import record, sample
@@ -53,6 +54,21 @@ def test_equals_a_loop_over_tokens(tmp_path_factory: Any, values: Any) -> None:
         return
     row = only_row(lake)
     assert {name: row[name] for name in expected} == pytest.approx(expected, rel=1e-11, abs=1e-15)
+
+
+@given(pairs())
+def test_the_spread_of_the_ratio_is_that_of_clamped_ones(
+    tmp_path_factory: Any, values: Any
+) -> None:
+    flat = [min(max(d, -20.0), 20.0) for row in differences(*values) for d in row]
+    assume(flat)
+    lake = Lake.create(tmp_path_factory.mktemp("pairs") / "lake")
+    write_pair(lake, *values)
+    # Digits are lost where ratios that are far from 1 are nearly equal.
+    expected = statistics.pstdev(map(math.exp, flat))
+    top = max(abs(math.expm1(d)) for d in flat)
+    lost = 1e-7 * max(top, math.sqrt(top))
+    assert only_row(lake)["importance_ratio_std"] == pytest.approx(expected, rel=1e-6, abs=lost)
 
 
 @pytest.mark.parametrize("delta", [1e-7, 1e-4, 0.03125, 0.0313, 0.4, 36.0, -36.0, -1e-6])
