@@ -35,7 +35,7 @@ class CaptureWarning(UserWarning):
     """Something of a training could not be captured; the training itself goes on."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Handoff:
     """A capture on its way to the lake.
 
@@ -43,7 +43,7 @@ class Handoff:
         identity: Arguments of `Lake.capture`.
         pending: What was recorded; None once it is given up.
         reason: Why it is given up.
-        sources: Rollouts that its samples come from, where it is a step.
+        sources: Rollouts that its samples come from, where it is a step and they may be held.
         events: Instead of a capture of samples, events; identity then has arguments of
             `commit_events`.
     """
@@ -221,7 +221,7 @@ class Background:
         store = open_lake(self._lake)
         if handoff.events:
             rows = [
-                Event(name, dump_detail(name, resolved(fields)), time_us=time_us)
+                Event(name, dump_detail(name, resolved(fields())), time_us=time_us)
                 for name, time_us, fields in handoff.events
             ]
             commit_events(store, events=rows, **handoff.identity)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -92,37 +91,35 @@ class Copier:
             return Block(self._whole(values), lengths)
         return self._joined(values) or Block([self.value(one) for one in values], None)
 
-    def blocks(self, columns: Mapping[str, tuple[Any, Sequence[int]]]) -> dict[str, Block]:
-        """Copy columns, those that are alike by one operation into one slot.
+    def blocks(self, columns: Mapping[str, Any], lengths: Sequence[int]) -> dict[str, Block]:
+        """Copy columns of some samples, those that are alike by one operation into one slot.
 
         Args:
-            columns: Values and lengths of each, as of `block`.
+            columns: Values of each, as of `block`.
+            lengths: Tokens of each sample.
 
         Raises:
             CaptureError: As of `block`.
         """
-        torch = sys.modules.get("torch")
-        plain = None if torch is None else torch.Tensor
+        loaded = sys.modules.get("torch")
+        plain = None if loaded is None else loaded.Tensor
         found: dict[str, Block] = {}
-        alike: dict[Any, list[tuple[str, Any, Sequence[int], int]]] = {}
-        fitting = set()
-        for name, (values, lengths) in columns.items():
+        alike: dict[Sequence[int], dict[Any, dict[str, torch.Tensor]]] = {}
+        for name, values in columns.items():
             if type(values) is not plain or not values.is_cpu:
                 found[name] = self.block(name, values, lengths)
                 continue
-            shape = values.shape
-            if (fits := (shape, id(lengths))) not in fitting:
+            if (fitting := alike.get(shape := values.shape)) is None:
                 _is_whole(name, values, lengths)
-                fitting.add(fits)
-            kind = values.dtype, *shape[1:]
-            alike.setdefault(kind, []).append((name, values, lengths, shape[0]))
-        for (_, *width), members in alike.items():
-            tensors = [one for _, one, _, _ in members]
-            held = self._filled(tensors, (sum(rows for *_, rows in members), *width))
-            at = 0
-            for name, _, lengths, rows in members:
-                found[name] = Block(held, lengths, at)
-                at += rows
+                fitting = alike[shape] = {}
+            # To detach it takes less than to switch gradients off.
+            detached = values.detach() if values.requires_grad else values
+            fitting.setdefault(values.dtype, {})[name] = detached
+        for (rows, *width), fitting in alike.items():
+            for members in fitting.values():
+                held = self._filled([*members.values()], (rows * len(members), *width))
+                for place, name in enumerate(members):
+                    found[name] = Block(held, lengths, rows * place)
         return found
 
     def routes(self, name: str, values: Any, samples: int) -> Block:
@@ -156,7 +153,7 @@ class Copier:
             array = np.array(values)
             self.held_bytes += array.nbytes
             return array
-        return self._filled([values], values.shape)
+        return self._filled([values.detach()], values.shape)
 
     def _joined(self, values: Sequence[Any]) -> Block | None:
         """Copies of many small tensors in one; None where they are not of one kind."""
@@ -170,27 +167,30 @@ class Copier:
             if one.device != device:
                 return None
             lengths.append(one.numel())
-        return Block(self._filled(list(values), (sum(lengths),)), lengths)
+        with torch.no_grad():
+            return Block(self._filled(list(values), (sum(lengths),)), lengths)
 
     def _filled(self, values: list[torch.Tensor], shape: Sequence[int]) -> torch.Tensor:
-        """Tensors of one dtype and device one after the other, in a slot of this shape."""
-        import torch
+        """Tensors of one dtype and device one after the other, in a slot of this shape.
 
-        first, pinned = values[0], not values[0].is_cpu and values[0].is_cuda
-        slot = self._slots.take(first.dtype, math.prod(shape), shape, pinned=pinned)
-        held = slot.held
-        with torch.no_grad():
-            if pinned:
-                slot = slot._replace(filled=self._slots.device.copy(_parts(held, values)))
-            elif len(values) == 1:
-                held.copy_(first)
-            elif first.is_cpu:
-                torch.cat(values, out=held)
+        They are in no graph, or gradients are off.
+        """
+        first = values[0]
+        if not first.is_cpu and first.is_cuda:
+            slot = self._slots.take(first.dtype, shape, pinned=True)
+            slot = slot._replace(filled=self._slots.device.copy(_parts(slot.held, values)))
+        else:
+            slot = self._slots.take(first.dtype, shape)
+            if len(values) == 1:
+                slot.held.copy_(first)
             else:
-                torch.cat([one.cpu() for one in values], out=held)
+                import torch
+
+                given = values if first.is_cpu else [one.cpu() for one in values]
+                torch.cat(given, out=slot.held)
         self.held_bytes += slot.size_bytes
         self._taken.append(slot)
-        return held
+        return slot.held
 
 
 def _parts(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
 
 from trajreplay.capture.reasons import reason_of
@@ -61,26 +61,36 @@ class Guarded(Recorder):
         except Exception as error:  # noqa: BLE001 - as of a guarded method
             self.failed(where, error)
 
-    @contextmanager
-    def rollout(self, rollout_id: int, **options: Any) -> Iterator[None]:
+    def rollout(self, rollout_id: int, **options: Any) -> AbstractContextManager[None]:
         """As of `Recorder`."""
-        self.begin_rollout(rollout_id, **options)
-        with self._dropping("rollout"):
-            yield
-        self.end_rollout()
+        begin = functools.partial(self.begin_rollout, rollout_id, **options)
+        return _Block(self, "rollout", begin, self.end_rollout)
 
-    @contextmanager
-    def step(self, rollout_id: int, step_id: int, **options: Any) -> Iterator[None]:
+    def step(self, rollout_id: int, step_id: int, **options: Any) -> AbstractContextManager[None]:
         """As of `Recorder`."""
-        self.begin_step(rollout_id, step_id, **options)
-        with self._dropping("step"):
-            yield
-        self.end_step()
+        begin = functools.partial(self.begin_step, rollout_id, step_id, **options)
+        return _Block(self, "step", begin, self.end_step)
 
-    @contextmanager
-    def _dropping(self, level: Level) -> Iterator[None]:
-        try:
-            yield
-        except BaseException as error:
-            self.interrupted(level, f"the {level} ended with {reason_of(error)}")
-            raise
+
+class _Block:
+    """A rollout or step as a block; for less than what a generator takes."""
+
+    __slots__ = ("_begin", "_end", "_level", "_recorder")
+
+    def __init__(
+        self, recorder: Guarded, level: Level, begin: Callable[[], None], end: Callable[[], None]
+    ) -> None:
+        self._recorder, self._level, self._begin, self._end = recorder, level, begin, end
+
+    def __enter__(self) -> None:
+        self._begin()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        if error is None:
+            self._end()
+        else:
+            self._recorder.interrupted(
+                self._level, f"the {self._level} ended with {reason_of(error)}"
+            )

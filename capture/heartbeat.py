@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from trajreplay.capture.device import DeviceScalar
-from trajreplay.capture.values import number, read
+from trajreplay.capture.values import fixed, number, read
 from trajreplay.schema.events import ENDED_CLEAN, HEARTBEAT, HEARTBEAT_FIELDS, TERMINAL
 from trajreplay.schema.records import SampleRecord
 
@@ -19,40 +18,36 @@ _FIELDS = {one.name for one in HEARTBEAT_FIELDS}
 FAILED = "failed"
 _AT_ONCE = 64
 _LATEST_S = 10.0  # what a killed process may lose
-Noted = tuple[str, int, dict[str, Any]]  # the event, its time in microseconds, its fields
+# The event, its time in microseconds, and its fields once it is written.
+Noted = tuple[str, int, Callable[[], Mapping[str, Any]]]
 
 
 class Reduced(NamedTuple):
-    """A number that several make, once they are read from a device.
+    """A number that several make, once it is written.
 
     Args:
         reduce: Makes it.
-        values: What `number` gave.
+        values: What `fixed` gave; those that are no numbers are left out.
     """
 
     reduce: Callable[[Sequence[float]], float | None]
     values: Sequence[Any]
 
-    @classmethod
-    def of(cls, reduce: Callable[[Sequence[float]], float | None], values: Sequence[Any]) -> Any:
-        """The number where all values are there, else what becomes it; None of no values."""
-        told = [one for one in values if one is not None]
-        if not told:
-            return None
-        one = cls(reduce, told)
-        return one if any(isinstance(value, DeviceScalar) for value in told) else one.read()
-
     def read(self) -> float | None:
-        """The number; waits for a device."""
-        return self.reduce([read(one) for one in self.values])
+        """The number, None of no values; waits for a device."""
+        told = [one for one in map(number, map(read, self.values)) if one is not None]
+        return self.reduce(told) if told else None
 
 
-@dataclass
+@dataclass(slots=True, eq=False)
 class Beat:
     """What is noted of the open step, from what passes by anyway.
 
     Args:
         rollout_id, step_id: The step.
+
+    Attributes:
+        told: Fields that the trainer told at its end.
     """
 
     rollout_id: int
@@ -60,6 +55,7 @@ class Beat:
     _losses: dict[int | None, Any] = field(default_factory=dict)
     _rewards: list[Any] = field(default_factory=list)
     _truncated: list[Any] = field(default_factory=list)
+    told: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"step {self.rollout_id}:{self.step_id}"
@@ -71,8 +67,8 @@ class Beat:
         if index in self._losses:
             return
         self._losses[index] = number(scalars.get("loss"))
-        self._rewards += [number(one.raw_reward) for one in samples]
-        self._truncated += [number(one.truncated) for one in samples]
+        self._rewards += fixed([one.raw_reward for one in samples])
+        self._truncated += fixed([one.truncated for one in samples])
 
     @property
     def losses(self) -> list[Any]:
@@ -80,13 +76,13 @@ class Beat:
         return list(self._losses.values())
 
     def fields(self) -> dict[str, Any]:
-        """The fields of its heartbeat; numbers on a device are not waited for."""
+        """The fields of its heartbeat; what makes some of them, and what is read later."""
         found: dict[str, Any] = {"rollout_id": self.rollout_id, "step_id": self.step_id}
         if None not in self._losses.values():
-            found["loss"] = Reduced.of(_sum, self.losses)  # what was propagated back adds up to it
-        found["reward_mean"] = Reduced.of(_mean, self._rewards)
-        found["truncation_rate"] = Reduced.of(_mean, self._truncated)
-        return found
+            found["loss"] = Reduced(_sum, self.losses)  # what was propagated back adds up to it
+        found["reward_mean"] = Reduced(_mean, self._rewards)
+        found["truncation_rate"] = Reduced(_mean, self._truncated)
+        return {**found, **self.told}
 
 
 class Heartbeats:
@@ -99,6 +95,7 @@ class Heartbeats:
     def __init__(self, write: Callable[[int | None, int | None, list[Noted]], None]) -> None:
         self._write = write
         self._waiting: list[Noted] = []
+        self._first = 0, 0  # the step that what waits is named after
         self._since = time.monotonic()
         self._steps = 0
 
@@ -115,8 +112,10 @@ class Heartbeats:
             if name in _FIELDS and (plain := number(value)) is not None
         }
         self._steps = _whole(told.get("step"), self._steps + 1)
-        fields = {**beat.fields(), **told, "step": self._steps}
-        self._waiting.append((HEARTBEAT, _now_us(), fields))
+        beat.told = {**told, "step": self._steps}
+        if not self._waiting:
+            self._first = beat.rollout_id, beat.step_id
+        self._waiting.append((HEARTBEAT, _now_us(), beat.fields))
         if len(self._waiting) >= _AT_ONCE or time.monotonic() - self._since > _LATEST_S:
             self.flush()
 
@@ -125,8 +124,7 @@ class Heartbeats:
         self._since = time.monotonic()
         if self._waiting:
             batch, self._waiting = self._waiting, []
-            first = batch[0][2]
-            self._write(first["rollout_id"], first["step_id"], batch)
+            self._write(*self._first, batch)
 
     def end(self, problem: str = "") -> None:
         """Note how the training ended: as it should, or with a problem."""
@@ -134,7 +132,7 @@ class Heartbeats:
         told = {"status": FAILED, "reason": problem} if problem else {"status": ENDED_CLEAN}
         fields = {**told, "steps": self._steps}
         # Events of no rollout and no step are those of an imported trace, whose key is another.
-        self._write(None, self._steps, [(TERMINAL, _now_us(), fields)])
+        self._write(None, self._steps, [(TERMINAL, _now_us(), lambda: fields)])
 
 
 def problem_of_end(handled: BaseException | None, unended: Sequence[str]) -> str:

@@ -170,10 +170,12 @@ class LiveRecorder(Losses):
     @guarded
     def end_step(self, **scalars: Any) -> None:
         """As of `Recorder`."""
-        self._outlet.look()  # before one more step makes the ring let go of the oldest
+        holds = self._outlet.holds_steps
+        if holds:
+            self._outlet.look()  # before one more step makes the ring let go of the oldest
         beat = self._settle_beat(scalars)
         pending = self._end("step")
-        if beat is not None:
+        if holds and beat is not None:
             told: dict[str, list[Any]] = {} if pending is None else pending.seen
             for name, value in scalars.items():
                 told.setdefault(name, []).append(number(value))

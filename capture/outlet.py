@@ -15,7 +15,6 @@ from trajreplay.capture.heartbeat import Noted
 from trajreplay.capture.pending import Pending
 from trajreplay.capture.promoter import Promoter
 from trajreplay.capture.ring import Ring
-from trajreplay.capture.selection import Selection
 from trajreplay.capture.switches import Switches
 from trajreplay.capture.triggers import Watch
 from trajreplay.schema.errors import listed
@@ -41,7 +40,9 @@ class Outlet:
         keep = switches.keep_last
         self._ring = Ring(keep, max(keep, _ROLLOUTS_HELD), switches.ring_bytes)
         # A flight recorder writes nothing of its own accord.
-        self._by_number = not keep or switches.selection != Selection()
+        chosen = switches.selection
+        self._by_number = not keep or not chosen.is_everything
+        self._all_written = not keep and chosen.is_everything  # nothing is held, nor looked for
         self._watch = Watch(switches.triggers)
         self._quiet = 0  # steps until a trigger may fire again
         self._promoter: Promoter | None = None
@@ -65,6 +66,8 @@ class Outlet:
 
     def fate(self, rollout_id: int, step_id: int | None) -> Fate:
         """What becomes of a capture: it is written, held, or not recorded at all."""
+        if self._all_written:
+            return "written"
         chosen = self._switches.selection
         if step_id is None:
             wanted, held = chosen.wants_rollout(rollout_id), chosen.by_consumer
@@ -77,7 +80,8 @@ class Outlet:
     def take(self, pending: Pending) -> None:
         """Take over a capture that is ended."""
         place = {"rollout_id": pending.rollout_id, "step_id": pending.step_id}
-        sources = () if pending.step_id is None else tuple(sorted(pending.sources))
+        consumes = pending.step_id is not None and not self._all_written
+        sources = tuple(sorted(pending.sources)) if consumes else ()
         handoff = Handoff({**self._identity, **pending.options, **place}, pending, sources=sources)
         if pending.problems:
             handoff = handoff.given_up(listed(pending.problems, 5))
@@ -85,13 +89,18 @@ class Outlet:
             self._ring.add(handoff)
             return
         self._put([handoff])
-        self._put(self._ring.take(sources), "ring")
+        if sources:
+            self._put(self._ring.take(sources), "ring")
+
+    @property
+    def holds_steps(self) -> bool:
+        """Whether the last steps are held, and their scalars looked at."""
+        return bool(self._switches.keep_last)
 
     def check(self, step: str, scalars: Mapping[str, Sequence[Any]]) -> None:
         """Promote what is held if the scalars of a step are out of bounds, once they are there."""
-        if self._switches.keep_last:
-            self._watch.add(step, scalars)
-            self.look()
+        self._watch.add(step, scalars)
+        self.look()
 
     def look(self) -> None:
         """Promote what is held if scalars that are there by now are out of bounds."""

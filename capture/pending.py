@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MICRO_BATCH_ID = "mb-{:04d}"
 
 
-@dataclass
+@dataclass(slots=True, eq=False)
 class Pending:
     """What one rank has recorded of a rollout or step that is not ended yet.
 
@@ -47,8 +47,8 @@ class Pending:
     differing: set[str] = field(default_factory=set)
     _samples: list[SampleRecord] = field(default_factory=list)
     _micro_batches: list[str | None] = field(default_factory=list)
-    # Values of list columns, the masks among them, by the row that is their first.
-    _columns: dict[str, dict[int, Rows]] = field(default_factory=dict)
+    # Values of list columns by name, the masks among them, by the row that is their first.
+    _blocks: dict[int, dict[str, Rows]] = field(default_factory=dict)
     _origins: dict[str, dict[str, Any]] = field(default_factory=dict)
     _record_bytes: int = 0
     _scalars: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -125,8 +125,7 @@ class Pending:
 
     def _keep(self, at: int, copied: Mapping[str, Rows]) -> None:
         if at < len(self._samples):  # a micro-batch without rows has none to begin at
-            for name, block in copied.items():
-                self._columns.setdefault(name, {})[at] = block
+            self._blocks.setdefault(at, {}).update(copied)
 
     def micro_batch(
         self,
@@ -231,11 +230,8 @@ class Pending:
         origins: Mapping[str, Mapping[str, Any]] | None,
     ) -> None:
         """Add columns to a micro-batch that the other loss has brought."""
-        missing = {
-            name: values
-            for name, values in columns.items()
-            if at not in self._columns.get(name, {})
-        }
+        known = self._blocks.get(at, {})
+        missing = {name: values for name, values in columns.items() if name not in known}
         lengths = [one.response_length for one in samples]
         if samples:
             self._keep(at, self._copied(samples, lengths, missing))
@@ -244,17 +240,17 @@ class Pending:
     def _copied(
         self, samples: Sequence[SampleRecord], lengths: list[int], columns: Mapping[str, Any]
     ) -> dict[str, Block]:
-        routes, lists = {}, {}
+        lists, apart = {}, {}
         for name, values in columns.items():
             if values is None:
                 continue
             if name in EXPERT_LISTS:
-                routes[name] = self.copier.routes(name, values, len(samples))
+                apart[name] = self.copier.routes(name, values, len(samples))
+            elif length_column(name) == "total_length":
+                apart[name] = self.copier.block(name, values, [one.total_length for one in samples])
             else:
-                total = length_column(name) == "total_length"
-                tokens = [one.total_length for one in samples] if total else lengths
-                lists[name] = values, tokens
-        return routes | self.copier.blocks(lists)
+                lists[name] = values
+        return self.copier.blocks(lists, lengths) | apart
 
     def write(self, capture: CaptureBuilder) -> None:
         """Hand everything over to a builder.
@@ -263,7 +259,10 @@ class Pending:
             TrajReplayError: It cannot be represented.
         """
         self.copier.wait()
-        columns = dict(self._columns)
+        columns: dict[str, dict[int, Rows]] = {}
+        for at, blocks in self._blocks.items():
+            for name, block in blocks.items():
+                columns.setdefault(name, {})[at] = block
         masks = self._rows(columns.pop("loss_mask", {}))
         rows = zip(thawed(self._samples), masks, self._micro_batches, strict=True)
         capture.samples(
@@ -272,11 +271,11 @@ class Pending:
                 for one, mask, name in rows
             ]
         )
-        for name, blocks in columns.items():
+        for name, placed in columns.items():
             if name in EXPERT_LISTS:
-                capture.routes(name, self._rows(blocks), **self.routing)
+                capture.routes(name, self._rows(placed), **self.routing)
             else:
-                capture.tensor(name, self._rows(blocks), **self._origins.get(name, {}))
+                capture.tensor(name, self._rows(placed), **self._origins.get(name, {}))
         for stage, scalars in self._scalars:
             capture.expected(stage, **read(scalars))
 

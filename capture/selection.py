@@ -23,6 +23,9 @@ class Selection:
         rollouts: Numbers, ranges such as `5-9`, `every:10`, or `all`; several with commas. Alone,
             it captures all steps of these rollouts.
 
+    Attributes:
+        is_everything: Whether it leaves nothing out, since none of the two is named.
+
     Raises:
         SchemaError: A text has another form.
 
@@ -35,6 +38,7 @@ class Selection:
     rollouts: str | None = None
     _steps: tuple[_Item, ...] = field(init=False, repr=False, compare=False)
     _rollouts: tuple[_Item, ...] = field(init=False, repr=False, compare=False)
+    is_everything: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         rollouts = None if self.rollouts is None else _items("rollouts", self.rollouts)
@@ -43,6 +47,7 @@ class Selection:
         else:
             steps = rollouts
         everything = steps if self.steps is None else ()
+        object.__setattr__(self, "is_everything", self.steps is None and self.rollouts is None)
         object.__setattr__(self, "_steps", steps)
         object.__setattr__(self, "_rollouts", everything if rollouts is None else rollouts)
 

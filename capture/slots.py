@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
@@ -50,10 +51,9 @@ class Slots:
         self._idle: dict[tuple[torch.dtype, int, bool], list[Slot]] = defaultdict(list)
         self.device = DeviceCopies(device_bytes)
 
-    def take(
-        self, dtype: torch.dtype, count: int, shape: Sequence[int], *, pinned: bool = False
-    ) -> Slot:
-        """Memory for `count` values, whatever it holds, in this shape."""
+    def take(self, dtype: torch.dtype, shape: Sequence[int], *, pinned: bool = False) -> Slot:
+        """Memory for values in this shape, whatever it holds."""
+        count = math.prod(shape)
         step = max(_LEAST_VALUES, (1 << (count - 1).bit_length()) // (2 * _SIZES))
         kind = dtype, max(step, -(-count // step) * step), pinned
         slot = self._kept(kind)

@@ -7,7 +7,6 @@ import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 from trajreplay.capture.device import DeviceScalar, cloned
@@ -21,7 +20,7 @@ _FIELDS = (
     *("group_index", "raw_reward", "reward", "greedy_reward", "kept_baseline", "last_value"),
     *("reward_components", "weight_versions", "truncated"),
 )
-_held_by = operator.attrgetter("loss_mask", "prompt", "response", "label", "tool_output")
+_texts_of = operator.attrgetter("prompt", "response", "label", "tool_output")
 _RECORD_BYTES, _SPAN_BYTES = 512, 160  # of CPython on 64 bits
 _fields_of = operator.attrgetter(*_FIELDS)
 
@@ -64,33 +63,68 @@ def number(value: Any) -> Any:
     return found
 
 
+def fixed(values: list[Any]) -> list[Any]:
+    """Numbers that no later edit reaches, and others that cannot change, for `number`."""
+    if _PLAIN.issuperset(map(type, values)):
+        return values
+    return [number(one) for one in values]
+
+
 def frozen(records: Sequence[SampleRecord]) -> Sequence[SampleRecord]:
     """Records that no later edit of what they were made of can reach.
 
     Raises:
         CaptureError: A field has another form.
     """
-    return _changed(records, settled)
+    return records if _is_plain(records) else _changed(records, settled)
 
 
 def thawed(records: Sequence[SampleRecord]) -> Sequence[SampleRecord]:
     """Frozen records with plain values only; waits for a device."""
-    return _changed(records, read)
+    return records if _is_plain(records) else _changed(records, read)
 
 
 def bytes_of(records: Sequence[SampleRecord]) -> int:
     """Memory that records keep from being freed, about."""
-    size = sum(map(sys.getsizeof, chain.from_iterable(map(_held_by, records))))
-    spans = sum(len(one.weight_versions or ()) for one in records)
-    return size + _RECORD_BYTES * len(records) + _SPAN_BYTES * spans
+    size = _RECORD_BYTES * len(records)
+    for one in records:
+        if one.weight_versions is not None:
+            size += _SPAN_BYTES * len(one.weight_versions)
+        if type(one.loss_mask) is not tuple or one.loss_mask:
+            size += sys.getsizeof(one.loss_mask)
+        if (
+            one.prompt is not None
+            or one.response is not None
+            or one.label is not None
+            or one.tool_output is not None
+        ):
+            size += sum(map(sys.getsizeof, _texts_of(one)))
+    return size
+
+
+def _is_plain(records: Sequence[SampleRecord]) -> bool:
+    """Whether no field of `_FIELDS` of any record can change."""
+    # Written out: a training waits for it, and a loop over names takes three times as long.
+    plain = _PLAIN
+    for one in records:
+        if (
+            (one.group_index is not None and type(one.group_index) not in plain)
+            or (one.raw_reward is not None and type(one.raw_reward) not in plain)
+            or (one.reward is not None and type(one.reward) not in plain)
+            or (one.greedy_reward is not None and type(one.greedy_reward) not in plain)
+            or (one.kept_baseline is not None and type(one.kept_baseline) not in plain)
+            or (one.last_value is not None and type(one.last_value) not in plain)
+            or (one.reward_components is not None and type(one.reward_components) not in plain)
+            or (one.weight_versions is not None and type(one.weight_versions) not in plain)
+            or (one.truncated is not None and type(one.truncated) not in plain)
+        ):
+            return False
+    return True
 
 
 def _changed(
     records: Sequence[SampleRecord], change: Callable[[Any], Any]
 ) -> Sequence[SampleRecord]:
-    # Looked at all at once, since the training waits for it.
-    if _PLAIN.issuperset(map(type, chain.from_iterable(map(_fields_of, records)))):
-        return records
     found = []
     for one in records:
         named = zip(_FIELDS, _fields_of(one), strict=True)
@@ -105,6 +139,8 @@ def settled(value: Any) -> Any:
     Raises:
         CaptureError: As of `kept`.
     """
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, Mapping):
         return {name: settled(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):

@@ -107,7 +107,7 @@ def test_columns_that_are_copied_together_are_each_as_it_was_at_the_hand_off(
     for _ in range(2):  # the second time in memory that was used before
         copier = Copier(slots)
         kept = {name: copied(one) for name, one in columns.items()}
-        found = copier.blocks({name: (one, lengths) for name, one in kept.items()})
+        found = copier.blocks(kept, lengths)
         for one in kept.values():
             spoil(one)
         assert {name: bits(block) for name, block in found.items()} == expected
@@ -162,4 +162,4 @@ def test_memory_is_used_again_and_bounded() -> None:
     wide = Copier(slots)
     (big,) = wide.block("kl", torch.ones(1, 1 << 15), [1 << 15]).rows()
     wide.release()  # 128 KiB do not stay
-    assert slots.take(torch.float32, 1 << 15, (1 << 15,)).held.data_ptr() != big.data_ptr()
+    assert slots.take(torch.float32, (1 << 15,)).held.data_ptr() != big.data_ptr()

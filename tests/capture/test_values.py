@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.recorded import captured, reasons, switched
 from trajreplay import CaptureError, Lake, SampleRecord, Settings, capture
-from trajreplay.capture.values import kept
+from trajreplay.capture.values import _FIELDS, frozen, kept
 from trajreplay.schema import RewardSettings
 
 WHOLE = Settings(reward=RewardSettings(weights={"style": 1.0, "tests": 2.0}))
@@ -115,6 +116,19 @@ def test_no_edit_of_what_a_record_was_made_of_reaches_the_lake(
         [tuple(span.values()) for span in row] for row in found["weight_versions"].to_pylist()
     ]
     assert versions == [[(0, 2, row)] for row in range(rows)]
+
+
+@pytest.mark.parametrize("name", _FIELDS)
+@pytest.mark.parametrize("at", [0, 2])
+def test_each_field_that_can_change_is_looked_at_in_each_record(name: str, at: int) -> None:
+    held = np.ones(1)
+    changed: Any = {name: held}
+    records = [SampleRecord(f"s-{row}", 1, 1, [1]) for row in range(3)]
+    assert frozen(records) is records
+    records[at] = replace(records[at], **changed)
+    taken = frozen(records)
+    held[0] = 7.0
+    assert [getattr(one, name) for one in taken] == [1.0 if row == at else None for row in range(3)]
 
 
 def test_scalars_of_each_sample_are_those_at_the_time(lake: Lake) -> None:
