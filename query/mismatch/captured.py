@@ -5,27 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from trajreplay.query.capture_sets import CaptureSet
-from trajreplay.query.catalog import Catalog, Cohort
+from trajreplay.query.catalog import Catalog
+from trajreplay.query.mismatch.consumed import IDENTITY, Consumed, columns_of
 from trajreplay.query.mismatch.pair import Origins, Pair
-from trajreplay.query.reading import read_columns
 from trajreplay.query.row_masks import Mask, SelectedSet
 from trajreplay.query.scanning import scan
 from trajreplay.schema.columns import Table, list_of
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError
-from trajreplay.schema.tables import ROLLOUTS, SAMPLE_TABLES, SPANS, STEPS
+from trajreplay.schema.tables import SAMPLE_TABLES, SPANS
 
 PIECE_TOKENS = 1 << 23
 PIECE_ROWS = 1 << 13  # so few that DuckDB takes the sums of a sample in one thread, in order
-_KEPT_ROLLOUTS = 32
-_IDENTITY = ("source_attempt", "source_rollout_id", "sample_id")
 _NUMBERS = list_of(pa.float32())
 PIECE = pa.schema(
     [
@@ -82,7 +78,7 @@ class Reading:
 
     def __post_init__(self) -> None:
         self.origins = Origins(self.pair)
-        self._generated = lru_cache(maxsize=_KEPT_ROLLOUTS)(self._read_generated)
+        self._consumed = Consumed(self.catalog)
 
     def level(self, sets: Sequence[CaptureSet]) -> str:
         """Whether the pair is taken from steps, as consumed, or from rollouts.
@@ -92,9 +88,11 @@ class Reading:
         """
         for captures in sets:
             if captures.kind == "step":
-                held = {name for entry in captures.owners for name in _columns(entry)}
+                held = {name for entry in captures.owners for name in columns_of(entry)}
                 if not set(self.pair.columns) <= held:
-                    held |= {name for one in self._sources(captures) for name in _columns(one)}
+                    held |= {
+                        name for one in self._consumed.sources(captures) for name in columns_of(one)
+                    }
                 if set(self.pair.columns) <= held:
                     return "step"
         return "rollout"
@@ -142,13 +140,13 @@ class Reading:
         names = [*self.pair.columns, "loss_mask", "response_length"]
         if self.with_versions or any(
             (origin := one.origins.get(self.pair.trainer)) and origin.weight_version is not None
-            for one in (*entries, *self._sources(captures))
+            for one in (*entries, *self._consumed.sources(captures))
         ):
             names.append("weight_versions")
         if captures.kind == "step":
-            held = [set(_columns(one)) for one in entries]
+            held = [set(columns_of(one)) for one in entries]
             if not all(set(names) <= one for one in held):
-                names += _IDENTITY
+                names += IDENTITY
         yield from scan(self.catalog.store, entries, table, names)
 
     def _piece(self, captures: CaptureSet, entry: Entry, rows: pa.Table) -> pa.Table:
@@ -156,10 +154,10 @@ class Reading:
         if "weight_versions" not in found:
             found["weight_versions"] = pa.nulls(len(rows), SPANS)
         if captures.kind == "step" and "sample_id" in found:
-            self._fill(captures, found)
+            self._consumed.fill(captures, found, (*self.pair.columns, "weight_versions"))
         version = None
         for column in self.pair.columns:
-            giver = self._giver(captures, entry, column)
+            giver = self._consumed.giver(captures, entry, column)
             origin = self.origins.add(column, giver) if giver else None
             if column == self.pair.trainer and origin:
                 version = origin.weight_version
@@ -202,52 +200,6 @@ class Reading:
             self.keys.append(key)
         return self._places[key]
 
-    def _giver(self, captures: CaptureSet, entry: Entry, column: str) -> Entry | None:
-        """The entry whose data a column is: the capture's own, else one that it consumed from."""
-        if column in _columns(entry) or captures.kind == "rollout":
-            return entry
-        return next((one for one in self._sources(captures) if column in _columns(one)), None)
-
-    def _sources(self, captures: CaptureSet) -> tuple[Entry, ...]:
-        """Captures of the rollouts that a step consumed from."""
-        if captures.kind == "rollout":
-            return ()
-        rollouts = sorted({one for entry in captures.owners for one in entry.sources})
-        return tuple(
-            self.catalog.entry(key)
-            for source in rollouts
-            for key in self.catalog.by_cohort.get(Cohort(captures.run_id, *source, None), ())
-            if key.part == "data" and self.catalog.entry(key).owner
-        )
-
-    def _fill(self, captures: CaptureSet, found: dict[str, Any]) -> None:
-        """Take from the rollouts what the step's captures lack."""
-        wanted = [one for one in (*self.pair.columns, "weight_versions") if found[one].null_count]
-        if not wanted:
-            return
-        places: dict[Any, int] = {}
-        tables = []
-        for entry in self._sources(captures):
-            rows = self._generated(entry.key, tuple(wanted))
-            for name in rows["sample_id"].to_pylist():
-                places[entry.key.attempt, entry.key.rollout_id, name] = len(places)
-            tables.append(rows)
-        if not tables:
-            return
-        there = pa.concat_tables(tables)
-        mine = zip(*(found[name].to_pylist() for name in _IDENTITY), strict=True)
-        taken = there.take(pa.array([places.get(one) for one in mine], pa.int64()))
-        for name in wanted:
-            # coalesce has no kernel for lists of structs
-            own = pc.is_valid(found[name]).to_pylist()
-            both = pa.concat_arrays([found[name], taken[name].combine_chunks()])
-            places_of = [row if valid else row + len(own) for row, valid in enumerate(own)]
-            found[name] = both.take(pa.array(places_of, pa.int64()))
-
-    def _read_generated(self, key: Any, columns: tuple[str, ...]) -> pa.Table:
-        entry = self.catalog.entry(key)
-        return read_columns(self.catalog.store, entry, ROLLOUTS, ["sample_id", *columns])
-
 
 def bucket(count: int) -> int:
     """The bucket of a length or position: the largest power of two that it reaches, 0 below 256.
@@ -270,11 +222,6 @@ def _with_valid_tokens(masks: pa.Array, chosen: pa.Array) -> int:
     masks = masks.filter(chosen)
     parents = pc.list_parent_indices(masks).filter(pc.not_equal(pc.list_flatten(masks), 0))
     return int(pc.count_distinct(parents).as_py())
-
-
-def _columns(entry: Entry) -> tuple[str, ...]:
-    file = entry.file(STEPS.name if entry.key.kind == "step" else ROLLOUTS.name)
-    return () if file is None else tuple(file.columns)
 
 
 def _numbered(tables: Sequence[pa.Table]) -> pa.Table:
