@@ -119,8 +119,8 @@ class ReportText:
         if stage:
             return f"{place}: first divergent stage: {self._painted(stage, 'diverged')}"
         reason = printable(cohort.refusal, keep="\n")
-        if not reason and cohort.partial:
-            reason = "ranks are missing"
+        if not reason and (cohort.partial or cohort.unproven):
+            reason = "ranks are missing" if cohort.partial else "ranks may be missing"
         verdict = self._painted(cohort.verdict, cohort.verdict)
         return f"{place}: {verdict}{f': {reason}' if reason else ''}"
 

@@ -22,6 +22,7 @@ _MAX_INT32 = 2**31 - 1
 
 IDS = "ids"  # the fact of a producer that says what the ids of a capture are local to
 BY_RANK, GLOBAL = "rank", "global"
+UNPROVEN = "unproven"  # the fact that says why nothing shows that all ranks of a set are there
 
 
 class CaptureKey(NamedTuple):

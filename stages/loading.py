@@ -35,6 +35,7 @@ from trajreplay.stages.notes import (
     note_non_finite,
     note_not_read,
     note_tolerances,
+    note_unproven,
     note_unread_outputs,
 )
 from trajreplay.stages.packed import numbered
@@ -135,6 +136,7 @@ def _load(
     if lead is None:
         raise DatasetError(f"{captures.cohort}: no captured rank owns its samples")
     check_agreement(list(captures.entries))
+    note_unproven(owners, report)
     if has_own_ids(owners):
         sources = NoSources()
     table = SAMPLE_TABLES[captures.kind]

@@ -12,6 +12,7 @@ import torch
 from trajreplay.query.capture_sets import CaptureSet
 from trajreplay.schema.contracts import STAGE_NAMES, STAGE_OF_COLUMN, stage_named
 from trajreplay.schema.entry import Entry, Output
+from trajreplay.schema.identity import UNPROVEN
 from trajreplay.schema.tables import SAMPLE_TABLES
 from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.packed import list_lengths, packed_values
@@ -19,6 +20,15 @@ from trajreplay.stages.report import CohortReport, Finding
 
 _SCALAR_STAGES = ("loss.policy", "loss.value")  # these compare every scalar, or say why not
 HALF_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def note_unproven(owners: Sequence[Entry], report: CohortReport) -> None:
+    """Say why nothing shows that all ranks are there, where an import says so: it is no pass."""
+    facts = [one.producer.get("extra") for one in owners]
+    told = [one.get(UNPROVEN) for one in facts if isinstance(one, Mapping)]
+    for why in dict.fromkeys(one for one in told if isinstance(one, str)):
+        report.unproven = True
+        report.findings.append(Finding("completeness", "warning", why))
 
 
 def held_dtypes(owners: list[Entry], table: pa.Table, report: CohortReport) -> dict[str, str]:

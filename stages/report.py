@@ -165,14 +165,16 @@ class CohortReport:
     findings: list[Finding] = field(default_factory=list)
     refusal: str = ""
     partial: bool = False
+    unproven: bool = False
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of its stages; unverified when nothing was compared or ranks are missing."""
+        """The worst of its stages; unverified when nothing was compared or ranks may be missing."""
         found: list[Verdict] = [one.verdict for one in self.stages if one.verdict in _WORST_FIRST]
         if self.refusal:
             found.append("refused")
-        if self.partial or not any(one.verdict in COMPARED for one in self.stages):
+        doubtful = self.partial or self.unproven
+        if doubtful or not any(one.verdict in COMPARED for one in self.stages):
             found.append("unverified")
         return _worst(found)
 

@@ -7,16 +7,15 @@ from pathlib import Path
 
 from trajreplay.capture.importers.places import below, is_plain_file
 from trajreplay.capture.importers.registry import Importer, ImportOptions
-from trajreplay.capture.importers.slime.files import (
-    BY_RANK,
-    BY_SAMPLE,
+from trajreplay.capture.importers.slime.contents import (
     ROLLOUT,
     TRAIN,
+    TRAIN_BY_RANK,
+    TRAIN_BY_SAMPLE,
     content_of,
     rank_sets,
-    read_by_rank,
-    read_whole,
 )
+from trajreplay.capture.importers.slime.files import read_by_rank, read_whole
 from trajreplay.capture.importers.slime.rollouts import FOLDERS, read_rollout
 from trajreplay.capture.importers.slime.training import captures_of
 from trajreplay.capture.importers.torch_dumps import load_fields
@@ -35,7 +34,7 @@ def _kind(path: Path) -> str:
     found = content_of(head)
     if not found or head is None:
         return ""
-    relax = found == BY_SAMPLE or (found == ROLLOUT and _OF_RELAX in head.names)
+    relax = found == TRAIN_BY_SAMPLE or (found == ROLLOUT and _OF_RELAX in head.names)
     return "relax-dump" if relax else "slime"
 
 
@@ -44,7 +43,7 @@ def _find(path: Path, kind: str) -> Iterator[Path]:
     for one in below(path, lambda found: _kind(found) == kind):
         if one.parent.name in FOLDERS and is_folder(path):
             roots[one.parent.parent] = None
-        if content_of(head_of(one)) in (BY_RANK, BY_SAMPLE):
+        if content_of(head_of(one)) in (TRAIN_BY_RANK, TRAIN_BY_SAMPLE):
             by_rank.append(one)
         else:
             yield one

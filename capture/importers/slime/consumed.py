@@ -34,6 +34,7 @@ class TrainDump:
         shards: What each rank held.
         framework: Who wrote it.
         own_ids: Whether samples are numbered by rank, so that no id is one of the rollout's.
+        whole: Whether it says itself that all ranks are in it.
     """
 
     path: Path
@@ -41,6 +42,7 @@ class TrainDump:
     shards: Sequence[Shard]
     framework: str
     own_ids: bool = False
+    whole: bool = False
 
     @property
     def owners(self) -> list[Shard]:
@@ -57,6 +59,37 @@ def rollout_beside(dump: TrainDump, options: ImportOptions) -> RolloutDump | Non
     if found.rollout_id != dump.rollout_id:
         raise broken(dump, f"{path} is of rollout {found.rollout_id}, expected the same")
     return found
+
+
+def missing_ranks(dump: TrainDump, rollout: RolloutDump | None) -> str:
+    """Why nothing shows that the files of all ranks are there; empty where something does.
+
+    A schedule does, which says how many samples each step took over all ranks, or as many samples
+    as the rollout had. A schedule counts executions of an agent where these are told: it does not
+    show samples of one that lie on several ranks. The numbers of the files alone show no rank
+    after the last.
+    """
+    scheduled = all(one.steps is not None and one.sizes is not None for one in dump.shards)
+    if rollout is not None:
+        by_sample = all(one.trajectory_id is None for one in rollout.samples)
+    else:
+        by_sample = all(execution(row) is None for one in dump.owners for row in one.rows)
+    if dump.whole or (scheduled and by_sample):
+        return ""
+    taken = sum(len(one.rows) for one in dump.owners)
+    totals = {one.total for one in dump.shards if one.total is not None}
+    totals |= set() if rollout is None else {len(rollout.samples)}
+    if not totals:
+        return (
+            f"{dump.path.name}: files by rank do not record how many ranks there were, and no "
+            "rollout dump is beside them: ranks may be missing"
+        )
+    if totals != {taken}:
+        return (
+            f"{dump.path.name}: the ranks took {taken} samples of {max(totals)}, and nothing says "
+            "that the others were left out: ranks may be missing"
+        )
+    return ""
 
 
 def consumed_samples(

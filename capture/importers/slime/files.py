@@ -5,37 +5,24 @@ Source: slime/utils/train_dump_utils.py, 0.2 and 0.3; relax/utils/training/train
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trajreplay.capture.importers.places import is_plain_file
 from trajreplay.capture.importers.registry import ImportOptions
 from trajreplay.capture.importers.slime.consumed import TrainDump
+from trajreplay.capture.importers.slime.contents import (
+    TRAIN_BY_SAMPLE,
+    content_of,
+    files_of_ranks,
+)
 from trajreplay.capture.importers.slime.shards import Shard, layout_of, without_copies
 from trajreplay.capture.importers.torch_dumps import integers, load_fields, scalar
 from trajreplay.schema.bundles import fields as read
 from trajreplay.schema.bundles.fields import Fields
-from trajreplay.schema.bundles.torchhead import Head, head_of
-from trajreplay.schema.errors import DatasetError
+from trajreplay.schema.bundles.torchhead import head_of
 from trajreplay.schema.identity import ParallelCoordinates
 
 _FORMAT = 2
-ROLLOUT, TRAIN, BY_RANK, BY_SAMPLE = "rollout", "train", "train by rank", "train by sample"
-
-
-def content_of(head: Head | None) -> str:
-    """Which of the dumps a file is; empty for none."""
-    if head is None or not head.archive or "rollout_id" not in head.values:
-        return ""
-    if head.nested == "samples":
-        if "format_version" in head.values:
-            return TRAIN
-        if "rank" in head.values:
-            return BY_SAMPLE if "loss_masks" in head.names else ""
-        return ROLLOUT if "response_length" in head.names else ""
-    return BY_RANK if head.nested == "rollout_data" and "rank" in head.values else ""
 
 
 def read_whole(path: Path, options: ImportOptions) -> TrainDump:
@@ -81,7 +68,8 @@ def read_whole(path: Path, options: ImportOptions) -> TrainDump:
         )
         _check_shard(one, shard)
         shards.append(shard)
-    return TrainDump(path, dump.get("rollout_id", read.coordinate), shards, "slime")
+    rollout_id = dump.get("rollout_id", read.coordinate)
+    return TrainDump(path, rollout_id, shards, "slime", whole=True)
 
 
 def _check_shard(one: Fields, shard: Shard) -> None:
@@ -92,89 +80,15 @@ def _check_shard(one: Fields, shard: Shard) -> None:
         raise one.error("sample_indices", "are of other samples", "those that partition names")
 
 
-def rank_files(path: Path) -> list[Path]:
-    """The files of all ranks of the rollout that a file is of, the first rank first.
-
-    Raises:
-        DatasetError: Two are of one rank.
-    """
-    mine = _place(path)
-    if mine is None:
-        raise DatasetError(f"{path} changed while it was read", path=str(path))
-    ranks: dict[int, Path] = {}
-    for one in _by_place(path.parent).get(mine, [path]):
-        if _place(one) != mine:
-            raise DatasetError(f"{one} changed while it was read", path=str(one))
-        if (rank := _rank(one)) in ranks:
-            raise DatasetError(
-                f"{one} and {ranks[rank].name} are both of rank {rank} of rollout {mine[2]}, "
-                "expected one file of each rank",
-                hint="Move the one away that is not of this training.",
-                path=str(one),
-            )
-        ranks[rank] = one
-    return [ranks[rank] for rank in sorted(ranks)]
-
-
-@cache
-def _by_place(folder: Path) -> Mapping[tuple[Path, str, int], Sequence[Path]]:
-    """The files by rank of a folder, whatever their names, with one look at each."""
-    found: dict[tuple[Path, str, int], list[Path]] = {}
-    for one in sorted(folder.iterdir()):
-        place = _place(one) if is_plain_file(one) else None
-        if place is not None:
-            found.setdefault(place, []).append(one)
-    return found
-
-
-def rank_sets(paths: Sequence[Path]) -> Iterator[Path]:
-    """Of files by rank, the first of each rollout, which stands for all."""
-    _by_place.cache_clear()  # every search sees folders as they are
-    if len(paths) == 1:  # perhaps one of several, of which it alone was named
-        yield _first(paths[0])
-        return
-    first: dict[tuple[Path, str, int] | None, Path] = {}
-    for one in paths:
-        place = _place(one)
-        if place not in first or _rank(one) < _rank(first[place]):
-            first[place] = one
-    yield from first.values()
-
-
-def _first(path: Path) -> Path:
-    try:
-        return rank_files(path)[0]
-    except DatasetError:
-        return path  # reading it says what is wrong
-
-
-def _place(path: Path) -> tuple[Path, str, int] | None:
-    """Which rollout of which folder a file by rank is of."""
-    head = head_of(path)
-    content = content_of(head)
-    if head is None or content not in (BY_RANK, BY_SAMPLE):
-        return None
-    return path.parent, content, _whole(head.values["rollout_id"])
-
-
-def _rank(path: Path) -> int:
-    head = head_of(path)
-    return -1 if head is None else _whole(head.values.get("rank"))
-
-
-def _whole(value: object) -> int:
-    return value if type(value) is int else -1  # what it should be shows when it is read
-
-
 def read_by_rank(path: Path, options: ImportOptions) -> TrainDump:
     """Read a train dump that is a file for each rank.
 
     Raises:
-        DatasetError: A file is broken.
+        DatasetError: A file is broken, or one is missing that others show to be.
     """
-    by_sample = content_of(head_of(path)) == BY_SAMPLE
+    by_sample = content_of(head_of(path)) == TRAIN_BY_SAMPLE
     shards, rollout_id = [], 0
-    for one in rank_files(path):
+    for one in files_of_ranks(path):
         dump = load_fields(one, options)
         rollout_id = dump.get("rollout_id", read.coordinate)
         rank = dump.get("rank", read.count)
@@ -217,8 +131,10 @@ def _of_fields(dump: Fields, rank: int, where: str) -> Shard:
         if found is not None and len(found) != count:
             raise data.error(name, f"has {len(found)} values", f"{count}, one for each sample")
     raw: list[float] | None = data.get("raw_reward", _numbers, None)
+    of_all = raw is not None and (positions is not None or len(raw) != count)
+    total = len(raw) if raw is not None and of_all else None
     if raw is not None and positions is None and len(raw) != count:
-        raw = None  # those of the whole rollout, and which are this rank's is not recorded
+        raw = None  # which are this rank's is not recorded
     steps, sizes = layout_of(data, count)
     return Shard(
         rank,
@@ -229,6 +145,7 @@ def _of_fields(dump: Fields, rank: int, where: str) -> Shard:
         raw if positions is None else _chosen(raw, positions),
         steps,
         sizes,
+        total,
     )
 
 

@@ -35,6 +35,7 @@ class Shard:
         raw_rewards: Score of each, where it is recorded.
         steps: Its rows by step and micro-batch, where they are recorded.
         sizes: How many rollouts each step took over all ranks, where that is recorded.
+        total: Samples that the rollout had over all ranks, where that is recorded.
         parallel: Where it stands.
     """
 
@@ -46,6 +47,7 @@ class Shard:
     raw_rewards: list[float] | None = None
     steps: Steps | None = None
     sizes: list[int] | None = None
+    total: int | None = None
     parallel: ParallelCoordinates = field(default_factory=ParallelCoordinates)
 
 

@@ -17,6 +17,7 @@ from trajreplay.capture.importers.slime.consumed import (
     broken,
     consumed_samples,
     execution,
+    missing_ranks,
     rollout_beside,
 )
 from trajreplay.capture.importers.slime.rollouts import run_of_dump
@@ -27,7 +28,7 @@ from trajreplay.capture.slime.rollouts import COLUMNS
 from trajreplay.schema.bundles import fields as read
 from trajreplay.schema.bundles.record import CaptureRecord
 from trajreplay.schema.entry import LogProbOrigin
-from trajreplay.schema.identity import BY_RANK, IDS, ProducerInfo
+from trajreplay.schema.identity import BY_RANK, IDS, UNPROVEN, ProducerInfo
 from trajreplay.schema.records import SampleRecord
 
 _TENSORS = {**COLUMNS, "teacher_log_probs": "teacher_log_probs"}
@@ -58,18 +59,30 @@ def captures_of(dump: TrainDump, options: ImportOptions) -> list[CaptureRecord]:
     Raises:
         DatasetError: The ranks do not fit together, or not with their rollout dump.
     """
-    rollout = None if dump.own_ids else rollout_beside(dump, options)
+    rollout = rollout_beside(dump, options)
+    doubt = missing_ranks(dump, rollout)
+    if dump.own_ids:
+        rollout = None
     if rollout is not None and rollout.grouped:
         options = replace(options, group_by_position=None)
     counts = {len(one.steps or [()]) for one in dump.shards}
     if len(counts) > 1:
         raise broken(dump, f"its ranks have {sorted(counts)} steps, expected as many everywhere")
     records = consumed_samples(dump, rollout, options)
-    return [one for step in range(counts.pop()) for one in _of_step(dump, step, records, options)]
+    doubts = {UNPROVEN: doubt} if doubt else {}
+    return [
+        one
+        for step in range(counts.pop())
+        for one in _of_step(dump, step, records, options, doubts)
+    ]
 
 
 def _of_step(
-    dump: TrainDump, step: int, records: Mapping[int, list[SampleRecord]], options: ImportOptions
+    dump: TrainDump,
+    step: int,
+    records: Mapping[int, list[SampleRecord]],
+    options: ImportOptions,
+    doubts: Mapping[str, str],
 ) -> Iterator[CaptureRecord]:
     """The capture of each rank of one step."""
     chosen = {one.rank: _rows_of(one, step) for one in dump.shards}
@@ -99,9 +112,14 @@ def _of_step(
             routes=routes_of(rows) if routed else {},
             stages=said.stages,
             origins={name: one for name, one in _ORIGINS.items() if name in columns},
-            producer=ProducerInfo(framework=dump.framework, extra=said.facts | _facts(dump, shard)),
+            producer=ProducerInfo(
+                framework=dump.framework, extra={**said.facts, **_facts(dump, shard), **doubts}
+            ),
             parallel=shard.parallel,
-            notes=tuple(_notes(dump, {*_TAKEN, ROUTES} if routed else set(_TAKEN))),
+            notes=(
+                *_notes(dump, {*_TAKEN, ROUTES} if routed else set(_TAKEN)),
+                *doubts.values(),
+            ),
         )
 
 

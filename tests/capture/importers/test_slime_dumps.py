@@ -268,8 +268,8 @@ def test_a_rank_of_the_older_format_that_is_missing_is_missed(tmp_path: Path) ->
     assert "says that its steps took [8] rollouts, and step 0 has 4" in problem
     assert hint.startswith("Get the files of all ranks")
     copied = by_rank(tmp_path / "copied", copies=2)
-    (copied / "train_data" / "0_1.pt").unlink()
-    assert "hold the same samples are 0; 2, 3" in refusal(copied)[0]
+    (copied / "train_data" / "0_3.pt").unlink()
+    assert "hold the same samples are 0, 1; 2" in refusal(copied)[0]
 
 
 def test_two_files_of_one_rank_are_refused(tmp_path: Path) -> None:
