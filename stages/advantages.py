@@ -25,6 +25,7 @@ from trajreplay.stages.compose import (
 from trajreplay.stages.kernels import half_ulp
 from trajreplay.stages.remaining import remaining_tokens
 from trajreplay.stages.reward_findings import warn_of_batch_rewards
+from trajreplay.stages.whitening_sets import tokens_of
 
 LAST_FAULT = 2  # the largest number that message_faults has a meaning for
 
@@ -121,8 +122,8 @@ def _inputs(
         _counted(block, replaced, against),
         packed.offsets,
         reward=asked("reward"),
-        whitened_with=_shared(block, own.whiten),
-        centred_with=_shared(block, own.whiten_centre),
+        whitened_with=tokens_of(block, own.whiten),
+        centred_with=tokens_of(block, own.whiten_centre),
         kl=asked("kl"),
         kl_coef=block.settings.kl.coef,
         values=asked(critic),
@@ -173,19 +174,6 @@ def _weights(block: Block, column: Callable[[str], Tensor]) -> Tensor | None:
     columns = {name: column(name) for name in ("old_log_probs", "rollout_log_probs")}
     given = LossInputs(columns, packed.mask, packed.offsets, cohorts=packed.cohorts)
     return rollout_weights(block.settings.loss, given)
-
-
-def _shared(block: Block, sets: str) -> Tensor | None:
-    """(N,) int64. Which tokens are of one set; None where no set is named."""
-    packed = block.packed
-    samples = {
-        "cohort": lambda: packed.cohorts,
-        "rank": lambda: packed.cohort_ranks,
-        "group": lambda: packed.groups,
-        "sample": lambda: torch.arange(len(packed.lengths)),
-        "consumer-batch": lambda: packed.consumer_batches,
-    }.get(sets)
-    return None if samples is None else samples().repeat_interleave(packed.lengths)
 
 
 def compare_estimates(

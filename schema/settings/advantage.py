@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from trajreplay.schema.settings.knobs import Interval, count, flag, interval, name, number
 
-WHITENED_SETS = ("cohort", "rank", "group", "sample", "consumer-batch")
+WHITENED_SETS = ("cohort", "rank", "context-rank", "group", "sample", "consumer-batch")
 LOW_VAR_KL_CLAMP = (-10.0, 10.0)  # slime and Relax clamp low_var_kl, not k3
 
 
@@ -73,8 +73,9 @@ class AdvantageSettings:
         opd_coef: What a nat of the policy over its teacher costs each token (on-policy
             distillation), before whitening; the policy is that of `kl.policy_source`.
         whiten: Which tokens share statistics when advantages are whitened: `none` at all, those of
-            the `cohort`, of a `rank`, of a `group`, of a `sample`, or of a `consumer-batch`
-            (NeMo-RL's SingleController, which whitens every chunk by itself as it comes).
+            the `cohort`, of a `rank`, those that one `context-rank` holds over all data-parallel
+            ones (Relax, which reduces over these alone), of a `group`, of a `sample`, or of a
+            `consumer-batch` (NeMo-RL's SingleController, which whitens every chunk as it comes).
         whiten_centre: Which tokens share the mean that is taken off, where they are others than
             share the deviation, which is one around that mean: `same`; `none`, no mean is taken
             off; or those of what whiten may name (AReaL's mean_level beside its std_level).

@@ -155,16 +155,6 @@ def _is_range(name: str, bounds: tuple[float, float]) -> bool:
     return inside and (not name.startswith("scale") or all(abs(one) < 1e38 for one in bounds))
 
 
-def of_rows(stage: str, settings: Settings) -> str:
-    """The setting by which it matters which rank and row a sample is; empty if none does."""
-    if stage == "reward.post_process" and settings.reward.grouping == "stride":
-        return "reward.grouping is 'stride'"
-    for name in ("whiten", "whiten_centre"):
-        if stage == "advantage.estimate" and getattr(settings.advantage, name) == "rank":
-            return f"advantage.{name} is 'rank'"
-    return ""
-
-
 def takes_whole(settings: Settings) -> bool:
     """Whether samples of other groups enter the processed reward of one."""
     reward = settings.reward

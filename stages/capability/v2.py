@@ -9,6 +9,7 @@ from trajreplay.schema.settings import SECTIONS, Settings
 from trajreplay.schema.settings.knobs import kinds
 from trajreplay.stages.capability import advantages, losses, rewards
 from trajreplay.stages.capability.ability import LOG_PROB_SOURCES, Ability, Needs
+from trajreplay.stages.capability.ranks import of_ranks
 
 # The settings that each stage reads, by section.
 _SECTIONS = {
@@ -35,8 +36,8 @@ def ability(
             f"context-parallel size is {parallel.context_size} and layout.context is not stated"
         )
         return Ability("unsupported", reason)
-    if "context_size" in columns and (named := rewards.of_rows(stage, settings)):
-        return Ability("unsupported", f"{named}, and rows say which shard of their sample they are")
+    if named := of_ranks(stage, settings, parallel, columns):
+        return Ability("unsupported", named)
     cut = parallel.context_size != 1 or "context_size" in columns
     if cut and stage == "loss.policy" and settings.loss.nll_coef:
         reason = "loss.nll_coef is stated, a mean over whole samples, of which ranks hold shards"

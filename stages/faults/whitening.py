@@ -105,12 +105,20 @@ def _whiten_switches(block: Block) -> Iterable[Told]:
         "none": "no tokens",
         "cohort": "all tokens of the cohort",
         "rank": "the tokens of each rank",
+        "context-rank": "the tokens of each context-parallel rank",
+        "consumer-batch": "the tokens of each consumer batch",
         "group": "the tokens of each group",
         "sample": "the tokens of each sample",
     }
-    ranks = int(block.packed.cohort_ranks.max()) + 1
+    alike = set()  # sets that are the whole cohort here
+    if int(block.packed.cohort_ranks.max()) == 0:
+        alike.add("rank")
+    if all(one.parallel.context_size == 1 for cohort in block.cohorts for one in cohort.owners):
+        alike.add("context-rank")
+    if not held(block, "consumer_batch_id"):
+        alike.add("consumer-batch")
     for one, what in names.items():
-        if one != setting(block, "advantage.whiten") and (one != "rank" or ranks > 1):
+        if one != setting(block, "advantage.whiten") and one not in alike:
             yield Told(Variant({"advantage.whiten": one}), what)
 
 
