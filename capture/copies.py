@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,10 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from trajreplay.capture.slots import Slot, Slots
+from trajreplay.capture.values import kept
 from trajreplay.schema.errors import CaptureError
 
 if TYPE_CHECKING:
     import torch
+
+_NUMBERS = frozenset({int, float, bool, type(None)})
 
 
 class Rows(Protocol):
@@ -42,7 +44,7 @@ class Block(NamedTuple):
         """One value a sample: its tokens as a tensor, array or list, or None."""
         held, lengths, at = self
         if lengths is None:
-            return list(held)
+            return [_unchanging(one) if type(one) is list else one for one in held]
         if held.ndim == 2:
             return [held[row, :length] for row, length in enumerate(lengths, at)]
         ends = list(itertools.accumulate(lengths, initial=at))[1:]
@@ -142,15 +144,44 @@ class Copier:
         return Block(held, None)
 
     def value(self, value: Any) -> Any:
-        """Copy one value of any make."""
-        if _is_torch(value):
+        """Copy one value of any make: a tensor, an array, numbers in a sequence, or None.
+
+        Raises:
+            CaptureError: It is another thing, or holds what is no number.
+        """
+        if value is None:
+            return None
+        if _is_torch(value) or (hasattr(value, "__array__") and not _is_of_objects(value)):
             return self._whole(value)
-        self.held_bytes += getattr(value, "nbytes", 8 * len(value) if value is not None else 0)
-        return copy.copy(value)
+        if isinstance(value, Sequence) or _is_of_objects(value):
+            return self._numbers(list(value))
+        raise _no_numbers(value)
+
+    def _numbers(self, values: list[Any]) -> Any:
+        """Numbers of a sequence, which itself may hold tensors that change later."""
+        if values and type(values[0]) not in _NUMBERS:  # the writer looks at those behind it
+            if self._is_stack(values):
+                torch = sys.modules["torch"]
+                return self._whole(torch.stack([one.detach().reshape(()) for one in values]))
+            values = [kept(one) for one in values]
+            if not _NUMBERS.issuperset(map(type, values)):  # a text, or one that a device still has
+                raise _no_numbers(values)
+        self.held_bytes += 8 * len(values)
+        return values
+
+    @staticmethod
+    def _is_stack(values: list[Any]) -> bool:
+        """Whether they are tensors of one number each, alike."""
+        if not all(map(_is_torch, values)):
+            return False
+        kinds = {(one.dtype, one.device, one.numel()) for one in values}
+        return len(kinds) == 1 and values[0].numel() == 1
 
     def _whole(self, values: Any) -> Any:
         if not _is_torch(values):
             array = np.array(values)
+            if array.dtype.kind in "OSU":
+                raise _no_numbers(values)
             self.held_bytes += array.nbytes
             return array
         return self._filled([values.detach()], values.shape)
@@ -230,10 +261,36 @@ def _is_whole(name: str, values: Any, lengths: Sequence[int]) -> bool:
     return False
 
 
+def _is_of_objects(value: Any) -> bool:
+    """Whether it is an array of references, whose copy holds the same things."""
+    dtype = getattr(value, "dtype", None)
+    return isinstance(dtype, np.dtype) and dtype.hasobject
+
+
+def _unchanging(values: list[Any]) -> list[Any]:
+    """Numbers of one sample, none of which could have changed since they were handed over.
+
+    Raises:
+        CaptureError: One could.
+    """
+    if not _NUMBERS.issuperset(map(type, values)):
+        raise _no_numbers(values)
+    return values
+
+
 def _is_torch(value: Any) -> bool:
     """Whether it is a tensor; a trainer without torch never loads it for this."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _no_numbers(values: Any) -> CaptureError:
+    kinds = {type(one).__name__ for one in values} if isinstance(values, list) else set()
+    found = f" of {', '.join(sorted(kinds))}" if kinds else ""
+    return CaptureError(
+        f"a {type(values).__name__}{found} is given for the values of a sample, expected numbers",
+        hint="Give a tensor, an array, or a list of plain numbers, for each sample.",
+    )
 
 
 def _odd_form(name: str, found: str) -> CaptureError:

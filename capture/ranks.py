@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trajreplay.schema.errors import CaptureError
 from trajreplay.schema.identity import ResumePoint, check_count
+
+# How many processes a launcher started, and which of them this one is. The first that says so
+# counts: a launcher started by another one says both.
+_LAUNCHED = (
+    ("WORLD_SIZE", "RANK"),
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("PMI_SIZE", "PMI_RANK"),
+    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+)
 
 
 @dataclass(frozen=True)
@@ -54,16 +63,19 @@ def agree(
         attempt: The attempt; the next of the run if omitted.
         resume_rollout_id: The first rollout that is not taken from the attempt before.
         group: The process group that agrees; all processes if omitted.
-        alone: Whether this process asks no others, whatever torch.distributed is used for.
+        alone: Whether this process asks no others, whatever torch.distributed is used for, and
+            however many were started with it.
 
     Raises:
-        CaptureError: Several processes run and cannot agree, or the lake cannot be written.
+        CaptureError: Several processes run and cannot agree, the ranks are no set that this one
+            is of, or the lake cannot be written.
         TrajReplayError: The lake or its record of attempts is refused.
     """
     ranks_of = None if alone else _distributed()
     if ranks_of is None:
-        place = rank if rank is not None else _lone_rank(expected_ranks, attempt)
-        ranks = tuple(expected_ranks) if expected_ranks is not None else (place,)
+        of_launcher = 0 if alone else _lone_rank(rank, expected_ranks, attempt)
+        place = of_launcher if rank is None else check_count("rank", rank)
+        ranks = _set_of(place, [place] if expected_ranks is None else expected_ranks, records)
         number, resumed = _reserve(lake, run_id, attempt, resume_rollout_id)
         return Place(place, ranks, number, resumed)
     mine = ranks_of.get_rank() if rank is None else check_count("rank", rank)
@@ -80,8 +92,23 @@ def agree(
     if isinstance(found[0], str):
         raise CaptureError(f"rank 0 could not reserve an attempt of run {run_id!r}: {found[0]}")
     recording = [one for one in answers if one is not None]
-    agreed = tuple(expected_ranks) if expected_ranks is not None else tuple(sorted(recording))
+    agreed = _set_of(mine, recording if expected_ranks is None else expected_ranks, records)
     return Place(mine, agreed, *found[0])
+
+
+def _set_of(mine: int, ranks: Iterable[int], records: bool) -> tuple[int, ...]:
+    """The ranks that record, in order.
+
+    Raises:
+        CaptureError: One of them is twice, or this one is none and records.
+    """
+    found = sorted(check_count("expected_ranks", one) for one in ranks)
+    if len(set(found)) < len(found) or (records and mine not in found):
+        raise CaptureError(
+            f"the ranks that record are {found}, expected each once, and this one, {mine}",
+            hint="Give each process a rank of its own, and the same expected_ranks to all.",
+        )
+    return tuple(found)
 
 
 def _reserve(
@@ -106,13 +133,28 @@ def _distributed() -> Any:
     return torch.distributed if torch.distributed.is_initialized() else None
 
 
-def _lone_rank(expected_ranks: Sequence[int] | None, attempt: int | None) -> int:
-    """The rank of a process that cannot ask others."""
-    world = os.environ.get("WORLD_SIZE", "1")
-    if world not in ("", "1") and (expected_ranks is None or attempt is None):
-        raise CaptureError(
-            f"WORLD_SIZE is {world} and torch.distributed is not initialised, so the ranks cannot "
-            "agree on an attempt",
-            hint="Enable capture after init_process_group, or give rank, expected_ranks, attempt.",
-        )
-    return int(os.environ.get("RANK") or 0)
+def _lone_rank(rank: int | None, expected_ranks: Sequence[int] | None, attempt: int | None) -> int:
+    """The rank of a process that cannot ask others; each would take itself for the only one."""
+    for size, own in _LAUNCHED:
+        world, mine = (os.environ.get(name, "").strip() for name in (size, own))
+        if world in ("", "1") and mine in ("", "0"):
+            if world:
+                return 0
+            continue
+        told = f"{size} is {world}" if world else f"{own} is {mine}"
+        if expected_ranks is None or attempt is None:
+            raise CaptureError(
+                f"{told} and torch.distributed is not initialised, so the ranks cannot agree on "
+                "an attempt",
+                hint="Enable capture after init_process_group, or give rank, expected_ranks and "
+                "attempt, or alone=True where no other process records this run.",
+            )
+        if rank is not None:
+            return rank
+        if not (mine.isascii() and mine.isdigit()):
+            raise CaptureError(
+                f"{told} and {own} is {mine!r}, expected the rank of this process",
+                hint="Give rank.",
+            )
+        return int(mine)
+    return 0

@@ -60,7 +60,10 @@ class Slots:
         if slot is None:
             import torch
 
-            fresh = torch.empty(kind[1], dtype=dtype, pin_memory=pinned)
+            # Whatever the training is in the midst of: a tensor of inference, or on its default
+            # device, would be of no use to what comes later.
+            with torch.inference_mode(mode=False), torch.no_grad():
+                fresh = torch.empty(kind[1], dtype=dtype, device="cpu", pin_memory=pinned)
             slot = Slot(fresh, kind, fresh.nbytes)
         if slot.held.shape == shape:  # as where batches are padded to one width
             return slot

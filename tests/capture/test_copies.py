@@ -1,5 +1,6 @@
 """Copies: every form that values come in, and nothing that happens to them later."""
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -16,17 +17,25 @@ from trajreplay.capture.slots import Slots
 def copied(values: Any) -> Any:
     """The same values in the same form and graph."""
     if isinstance(values, (list, tuple)):
-        return [one.clone() for one in values]
+        return type(values)(map(copied, values))
+    if isinstance(values, (int, float, bool)):
+        return values
     return values.copy() if isinstance(values, np.ndarray) else values.clone()
 
 
 def spoil(values: Any) -> None:
     """Do to values what an optimizer may do to them in place."""
-    for one in values if isinstance(values, list) else [values]:
-        if isinstance(one, np.ndarray):
-            one[:] = 9.0
-        else:
-            one.detach().fill_(9.0)
+    if isinstance(values, (list, tuple)):
+        for one in values:
+            spoil(one)
+        if isinstance(values, list):
+            values.clear()
+    elif isinstance(values, np.ndarray):
+        if values.dtype == object:
+            spoil(values.tolist())
+        values[...] = 9.0
+    elif isinstance(values, torch.Tensor):
+        values.detach().fill_(9.0)
 
 
 LENGTHS = st.lists(st.integers(0, 70), max_size=5)
@@ -52,6 +61,25 @@ def forms(rows: list[torch.Tensor]) -> dict[str, Any]:
         "packed": torch.cat(rows) if rows else torch.zeros(0),
         "padded": padded,
         "strided": padded.repeat_interleave(2, 1)[:, ::2],
+        "tensors of one number": [[one.clone() for one in row] for row in rows],
+        "in tuples": [tuple(one.reshape(1).clone() for one in row) for row in rows],
+    }
+
+
+def of_numbers(rows: list[torch.Tensor]) -> dict[str, Any]:
+    """The same values as numbers of each sample, whose dtype nobody knows."""
+    listed = [row.tolist() for row in rows]
+    mixed = [[torch.tensor(one) if at % 2 else one for at, one in enumerate(row)] for row in listed]
+    objects = []
+    for row in mixed:
+        held = np.empty(len(row), object)
+        held[:] = row[::-1]
+        objects.append(held[::-1])
+    return {
+        "numbers": listed,
+        "numbers and tensors": [row[1:2] + row[:1] + row[2:] for row in mixed],
+        "arrays of numbers": [[np.array(one) for one in row] for row in listed],
+        "arrays of objects": objects,
     }
 
 
@@ -66,14 +94,41 @@ def test_rows_are_the_same_bits_whatever_form_they_come_in(
         assert bits(copier.block("log_probs", values, lengths)) == bits(rows)
 
 
-@given(lengths=LENGTHS.filter(any), form=st.sampled_from(["list", "packed", "padded", "strided"]))
-def test_what_a_trainer_does_to_its_tensor_later_is_not_seen(lengths: list[int], form: str) -> None:
-    rows = [torch.randn(length, requires_grad=False) for length in lengths]
-    values = forms(rows)[form]
+@given(lengths=LENGTHS.filter(any), data=st.data())
+def test_what_a_trainer_does_to_its_tensor_later_is_not_seen(
+    lengths: list[int], data: st.DataObject
+) -> None:
+    rows = [torch.randn(length) for length in lengths]
+    values = data.draw(st.sampled_from(sorted(forms(rows).items())))[1]
     held = Copier(Slots(1 << 20)).block("log_probs", values, lengths)
-    for one in values if isinstance(values, list) else [values]:
-        one.fill_(9.0)
+    spoil(values)
     assert bits(held) == bits(rows)
+
+
+@given(lengths=LENGTHS.filter(any), data=st.data())
+def test_numbers_in_a_sequence_are_those_at_the_hand_off_or_refused(
+    lengths: list[int], data: st.DataObject
+) -> None:
+    rows = [torch.randn(length) for length in lengths]
+    name, values = data.draw(st.sampled_from(sorted(of_numbers(rows).items())))
+    held = Copier(Slots(1 << 20)).block("log_probs", values, lengths)
+    spoil(values)
+    if name in ("numbers", "arrays of numbers"):
+        assert held.rows() == [row.tolist() for row in rows]
+        return
+    with contextlib.suppress(CaptureError):
+        assert [sorted(one) for one in held.rows()] == [sorted(row.tolist()) for row in rows]
+
+
+@pytest.mark.parametrize(
+    "value", ["text", ["text"], [1.0, "text"], [[1.0]], [object()], {1.0}, np.array(["t"])]
+)
+def test_what_is_no_number_is_refused(value: Any) -> None:
+    def rows() -> None:
+        Copier(Slots(0)).block("log_probs", [value], [1]).rows()
+
+    with pytest.raises(CaptureError, match=r"expected numbers|for one number"):
+        rows()
 
 
 @given(

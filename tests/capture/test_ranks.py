@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from tests.helpers.processes import free_port, run_all
 from tests.helpers.recorded import captured, enabled
 from trajreplay import CaptureError, Lake, ParallelCoordinates, capture
 from trajreplay.capture import CaptureWarning
-from trajreplay.capture.ranks import agree
+from trajreplay.capture.ranks import Place, agree
 from trajreplay.schema import ResumePoint
 from trajreplay.schema.attempt import dump_attempt, load_attempt
 from trajreplay.schema.lakefile import open_lake
@@ -51,15 +52,68 @@ def test_ranks_may_be_given(lake: Lake) -> None:
     assert place.resumed_from == (1, 9)
 
 
+LAUNCHED = [
+    {"WORLD_SIZE": "4", "RANK": "2"},
+    {"WORLD_SIZE": " 4", "RANK": "2"},
+    {"RANK": "2"},
+    {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2"},
+    {"PMI_SIZE": "4", "PMI_RANK": "2"},
+    {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2"},
+]
+
+
+@pytest.fixture
+def _of_no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in {name for one in LAUNCHED for name in one}:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("_of_no_launcher")
+@pytest.mark.parametrize("environ", LAUNCHED, ids=lambda one: next(iter(one)))
+@pytest.mark.parametrize("rank", [None, 0, 2])
+@pytest.mark.parametrize("given", [{}, {"attempt": 0}, {"expected_ranks": [0, 2]}])
 def test_several_processes_that_cannot_ask_each_other_are_refused(
+    lake: Lake,
+    monkeypatch: pytest.MonkeyPatch,
+    environ: dict[str, str],
+    rank: int | None,
+    given: dict[str, Any],
+) -> None:
+    for name, text in environ.items():
+        monkeypatch.setenv(name, text)
+    told = rf"({'|'.join(environ)}) is \d and torch"
+    with pytest.raises(CaptureError, match=told) as caught:
+        enabled(lake, rank=rank, **given)
+    assert "init_process_group" in caught.value.hint
+    assert agree(lake.path, "r", rank=rank, expected_ranks=range(4), attempt=0).rank == (
+        2 if rank is None else rank
+    )
+    assert agree(lake.path, "alone", rank=rank, alone=True) == Place(rank or 0, (rank or 0,), 0)
+
+
+@pytest.mark.usefixtures("_of_no_launcher")
+def test_one_process_of_a_launcher_is_alone(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")  # it started a launcher on each node
+    assert agree(lake.path, "r").expected_ranks == (0,)
+
+
+@pytest.mark.usefixtures("_of_no_launcher")
+def test_a_process_that_does_not_know_its_rank_is_refused(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(CaptureError, match="WORLD_SIZE is 4") as caught:
-        enabled(lake)
-    assert "init_process_group" in caught.value.hint
-    monkeypatch.setenv("RANK", "2")
-    assert agree(lake.path, "r", expected_ranks=range(4), attempt=0).rank == 2
+    with pytest.raises(CaptureError, match="RANK is ''"):
+        agree(lake.path, "r", expected_ranks=range(4), attempt=0)
+
+
+@pytest.mark.parametrize(("rank", "ranks"), [(2, [0, 1]), (0, [0, 0]), (0, [])])
+def test_ranks_that_are_no_set_with_this_one_are_refused(
+    lake: Lake, rank: int, ranks: list[int]
+) -> None:
+    with pytest.raises(CaptureError, match="expected each once, and this one"):
+        agree(lake.path, "r", rank=rank, expected_ranks=ranks, attempt=0)
 
 
 def test_a_rank_that_holds_copies_records_nothing(lake: Lake) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -375,23 +376,38 @@ def _record_and_close(recorder: Recorder, records: Sequence[Any], routes: Any) -
     recorder.close()
 
 
+FORMS: dict[str, Callable[[list[torch.Tensor]], Any]] = {
+    "padded": lambda rows: torch.nn.utils.rnn.pad_sequence(rows, batch_first=True),
+    "one a sample": lambda rows: rows,
+    "one a token": lambda rows: [[one.clone() for one in row] for row in rows],
+    "one array a token": lambda rows: [[np.array(one.item()) for one in row] for row in rows],
+}
+
+
+def clear(values: Any) -> None:
+    """Change in place whatever of it can be."""
+    if isinstance(values, list):
+        for one in values:
+            clear(one)
+    else:
+        values[...] = 0
+
+
 @settings(max_examples=8)  # each makes a lake
 @given(
     lengths=st.lists(st.integers(0, 40), min_size=1, max_size=5).filter(any),
-    padded=st.lists(st.booleans(), min_size=3, max_size=3),
+    forms=st.lists(st.sampled_from(sorted(FORMS)), min_size=3, max_size=3),
     seed=st.integers(0, 99),
 )
 def test_no_edit_after_the_hand_off_reaches_the_lake(
-    lengths: list[int], padded: list[bool], seed: int
+    lengths: list[int], forms: list[str], seed: int
 ) -> None:
     torch.manual_seed(seed)
     names = ("log_probs", "old_log_probs", "advantages")
     rows = {name: [torch.randn(one) for one in lengths] for name in names}
     given_now = {
-        name: torch.nn.utils.rnn.pad_sequence(rows[name], batch_first=True)
-        if wide
-        else [one.clone() for one in rows[name]]
-        for name, wide in zip(names, padded, strict=True)
+        name: FORMS[form]([one.clone() for one in rows[name]])
+        for name, form in zip(names, forms, strict=True)
     }
     mask = torch.ones(len(lengths), max(lengths), dtype=torch.uint8)
     loss = torch.tensor(1.5)
@@ -403,8 +419,7 @@ def test_no_edit_after_the_hand_off_reaches_the_lake(
                 0, records, {"loss": loss}, columns={**given_now, "loss_mask": mask}
             )
             for one in (*given_now.values(), mask, loss):
-                for tensor in one if isinstance(one, list) else [one]:
-                    tensor.zero_()
+                clear(one)
         recorder.close()
         lake = Lake.open(f"{folder}/lake")
         found = lake.sql(f"select {', '.join(names)}, loss_mask from steps order by row").arrow()
