@@ -60,11 +60,16 @@ class Handoff:
         return 0 if self.pending is None else self.pending.held_bytes
 
     def given_up(self, reason: str) -> Handoff:
-        """The same capture without its data."""
+        """The same capture without its data, to be noted in the lake."""
         if self.pending is None:  # given up before, for a reason of its own, or events
             return self
-        self.pending.copier.release()
+        self.release()
         return replace(self, pending=None, reason=reason)
+
+    def release(self) -> None:
+        """Let go of its memory; nothing of it is written any more."""
+        if self.pending is not None:
+            self.pending.copier.release()
 
 
 class Background:
@@ -125,7 +130,7 @@ class Background:
         size = handoff.held_bytes
         with self._changed:
             if self._closing or not self._thread.is_alive():
-                handoff.given_up("")  # nobody is there to note it in the lake
+                handoff.release()  # nobody is there to note it in the lake
                 return "the recorder was closed before"
             if not self._has_room(size, account) and not self._changed.wait_for(
                 lambda: self._has_room(size, account), self._wait_s
@@ -145,9 +150,9 @@ class Background:
         return reason
 
     def _has_room(self, size: int, account: Account) -> bool:
-        """One capture may always wait, however large it is."""
+        """One capture may always wait, however large it is, and what takes no memory."""
         waiting = self._waiting[account]
-        return not waiting or waiting + size <= self._limits[account]
+        return not waiting or not size or waiting + size <= self._limits[account]
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until all that was handed over is written; returns whether it is."""
@@ -232,8 +237,7 @@ class Background:
             else:
                 handoff.pending.write(capture)
                 _note_fates(store, capture.key, handoff)
-        if handoff.pending is not None:
-            handoff.pending.copier.release()
+        handoff.release()
 
     def _failed(self, handoff: Handoff, error: Exception) -> None:
         """Say so once for each kind of error, and note in the lake what is not there."""

@@ -15,7 +15,7 @@ from trajreplay.capture.heartbeat import Noted
 from trajreplay.capture.pending import Pending
 from trajreplay.capture.promoter import Promoter
 from trajreplay.capture.ring import Ring
-from trajreplay.capture.switches import Switches
+from trajreplay.capture.switches import PREFIX, Switches
 from trajreplay.capture.triggers import Watch
 from trajreplay.schema.errors import listed
 from trajreplay.schema.identity import ProducerInfo, make_key
@@ -43,8 +43,10 @@ class Outlet:
         chosen = switches.selection
         self._by_number = not keep or not chosen.is_everything
         self._all_written = not keep and chosen.is_everything  # nothing is held, nor looked for
+        self._takes_steps = (identity["producer"] or ProducerInfo()).role == "train"
+        self._saw_step = False
         self._watch = Watch(switches.triggers)
-        self._quiet = 0  # steps until a trigger may fire again
+        self._resting: dict[str, int] = {}  # steps until each trigger may fire again
         self._promoter: Promoter | None = None
         atexit.register(self._close_promoter, switches.close_s)  # after that of the background
         self.background = Background(
@@ -71,7 +73,10 @@ class Outlet:
         chosen = self._switches.selection
         if step_id is None:
             wanted, held = chosen.wants_rollout(rollout_id), chosen.by_consumer
+            if held and not self._takes_steps:  # no consumer will ever be known here
+                wanted, held = chosen.wants_step_of(rollout_id), False
         else:
+            self._saw_step = True
             wanted, held = chosen.wants_step(rollout_id, step_id), False
         if wanted and self._by_number:
             return "written"
@@ -86,7 +91,8 @@ class Outlet:
         if pending.problems:
             handoff = handoff.given_up(listed(pending.problems, 5))
         if pending.held:  # though it be given up: nobody asked for it, nor for its rollouts
-            self._ring.add(handoff)
+            for one, reason in self._ring.add(handoff):
+                self.background.warn("ring", f"{_named(one)} is only noted: {reason}")
             return
         self._put([handoff])
         if sources:
@@ -104,11 +110,12 @@ class Outlet:
 
     def look(self) -> None:
         """Promote what is held if scalars that are there by now are out of bounds."""
-        for step, reason in self._watch.look():
-            self._quiet -= 1
-            if reason and self._quiet < 0:
-                self._quiet = self._switches.keep_last
-                self.promote(f"{step}: {reason}")
+        for step, fired in self._watch.look():
+            self._resting = {one: left - 1 for one, left in self._resting.items() if left}
+            awake = [one for one in fired if one not in self._resting]
+            if awake:
+                self._resting |= dict.fromkeys(awake, self._switches.keep_last)
+                self.promote(f"{step}: {'; '.join(fired[one] for one in awake)}")
 
     def promote(self, reason: str) -> None:
         """Write all that is held, each with the reason as its producer's `trigger`."""
@@ -122,8 +129,7 @@ class Outlet:
     def _put(self, handoffs: Iterable[Handoff], account: Account = "queue") -> None:
         for one in handoffs:
             if reason := self.background.put(one, account):
-                where = one.identity.get("rollout_id"), one.identity.get("step_id")
-                self.background.warn("queue", f"{_named(*where)} was dropped: {reason}")
+                self.background.warn("queue", f"{_named(one)} was dropped: {reason}")
         # In a test, what goes wrong in the other thread is raised in this one.
         if self._switches.strict and threading.current_thread() is threading.main_thread():
             self.background.flush()
@@ -151,7 +157,13 @@ class Outlet:
         deadline = time.monotonic() + left_s
         self._watch.wait(left_s)
         self.look()
-        self._ring.clear()
+        held = self._ring.clear()
+        if held and self._switches.selection.by_consumer and not self._saw_step:
+            self.background.warn(
+                "unconsumed",
+                f"{held} rollouts waited for a step that consumes from them, and no step was "
+                f"recorded here; choose them by number: {PREFIX}_ROLLOUTS",
+            )
         done = self.background.close(max(0.0, deadline - time.monotonic()))
         if not done:
             lake = self._switches.spool or self._switches.lake
@@ -170,5 +182,9 @@ class Outlet:
         self.background.warn(kind, f"a capture stays in the spool: {error}")
 
 
-def _named(rollout_id: int | None, step_id: int | None) -> str:
+def _named(handoff: Handoff) -> str:
+    """A capture in words."""
+    if handoff.events:
+        return f"events: {len(handoff.events)} of them"
+    rollout_id, step_id = handoff.identity["rollout_id"], handoff.identity["step_id"]
     return f"rollout {rollout_id}" + ("" if step_id is None else f" step {step_id}")

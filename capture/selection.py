@@ -19,7 +19,8 @@ class Selection:
 
     Args:
         steps: `ROLLOUT:STEP` with a number or a range in either place, or as of rollouts. Alone,
-            it captures the rollouts too that those steps consume from, whichever they are.
+            it captures the rollouts too that those steps consume from, whichever they are; a
+            process that takes no steps captures those of the same number.
         rollouts: Numbers, ranges such as `5-9`, `every:10`, or `all`; several with commas. Alone,
             it captures all steps of these rollouts.
 
@@ -59,6 +60,10 @@ class Selection:
     def wants_rollout(self, rollout_id: int) -> bool:
         """Whether the captures of a rollout are asked for by its number."""
         return any(one.rollout(rollout_id) for one in self._rollouts)
+
+    def wants_step_of(self, rollout_id: int) -> bool:
+        """Whether any step is asked for that may be taken during this rollout's training."""
+        return any(one.rollout(rollout_id) for one in self._steps)
 
     def wants_step(self, rollout_id: int, step_id: int) -> bool:
         """Whether the captures of an optimizer step are asked for."""

@@ -42,8 +42,8 @@ class Triggers:
     Raises:
         SchemaError: The text has another form.
 
-    >>> Triggers("nonfinite,kl_loss>0.5").reason({"loss": [1.0], "kl_loss": [0.2, 0.7]})
-    'kl_loss is 0.7: kl_loss>0.5'
+    >>> Triggers("nonfinite,kl_loss>0.5").fired({"loss": [1.0], "kl_loss": [0.2, 0.7]})
+    {'kl_loss>0.5': 'kl_loss is 0.7: kl_loss>0.5'}
     """
 
     text: str = DEFAULT
@@ -70,18 +70,20 @@ class Triggers:
         """Whether an exception that ends the program is one."""
         return EXCEPTION in self._parts()
 
-    def reason(self, scalars: Mapping[str, Sequence[float]]) -> str:
-        """Why the scalars of a step, any value of any of them, are out of bounds, or nothing."""
+    def fired(self, scalars: Mapping[str, Sequence[float]]) -> dict[str, str]:
+        """Which of them the scalars of a step, any value of any of them, set off, and why."""
+        found: dict[str, str] = {}
         if NON_FINITE in self._parts():
             for name, values in scalars.items():
                 for value in values:
                     if not math.isfinite(value):
-                        return f"{name} is {value}"
+                        found.setdefault(NON_FINITE, f"{name} is {value}")
         for name, sign, bound in self.bounds:
             for value in scalars.get(name, ()):
                 if _COMPARE[sign](value, bound):
-                    return f"{name} is {value:g}: {name}{sign}{bound:g}"
-        return ""
+                    part = f"{name}{sign}{bound:g}"
+                    found.setdefault(part, f"{name} is {value:g}: {part}")
+        return found
 
     def install(
         self, promote: Callable[[str], None], flush: Callable[[], object]
@@ -126,15 +128,15 @@ class Watch:
         told = {name: list(_numbers(values)) for name, values in scalars.items()}
         self._unread.append((step, told))
 
-    def look(self) -> Iterator[tuple[str, str]]:
-        """Steps in order, and why each is out of bounds, or nothing; up to one still under way."""
+    def look(self) -> Iterator[tuple[str, dict[str, str]]]:
+        """Steps in order, and what each set off and why; up to one that is still under way."""
         while self._unread:
             step, scalars = self._unread[0]
             if not all(_is_there(one) for values in scalars.values() for one in values):
                 return
             self._unread.popleft()
             found = {name: list(_read(values)) for name, values in scalars.items()}
-            yield step, self._triggers.reason(found)
+            yield step, self._triggers.fired(found)
 
     def wait(self, timeout_s: float) -> None:
         """Wait until all is there, or the time is over; for the end of a program."""

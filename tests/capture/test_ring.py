@@ -18,6 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.captures import entries_of
 from tests.helpers.devices import Device
 from tests.helpers.processes import ROOT
 from tests.helpers.recorded import (
@@ -27,9 +28,10 @@ from tests.helpers.recorded import (
     reasons,
     record_rollout,
     record_step,
+    switched,
 )
-from tests.helpers.scenes import drawn
-from trajreplay import Lake, SampleRecord, SchemaError
+from tests.helpers.scenes import WAY, drawn
+from trajreplay import Lake, ProducerInfo, SampleRecord, SchemaError, capture
 from trajreplay.capture import CaptureWarning, Recorder, Selection
 from trajreplay.capture.background import Background, Handoff
 from trajreplay.capture.triggers import Triggers, Watch
@@ -87,6 +89,33 @@ def test_a_loss_that_is_no_number_writes_the_steps_before_it(lake: Lake) -> None
     assert (5, 0) not in kept(lake)
 
 
+@settings(max_examples=8)  # each makes a lake
+@given(
+    keep=st.integers(1, 3),
+    incidents=st.lists(
+        st.sampled_from([{}, {"loss": 6.0}, {"loss": math.nan}, {"kl_loss": 9.0}]),
+        min_size=1,
+        max_size=9,
+    ),
+)
+def test_each_trigger_rests_by_itself(keep: int, incidents: list[dict[str, float]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        lake = Lake.create(f"{folder}/lake")
+        recorder = enabled(lake, keep_last=keep, triggers=Triggers("nonfinite,loss>5,kl_loss>8"))
+        last: dict[str, int] = {}
+        expected = set()
+        for step, scalars in enumerate(incidents):
+            with recorder.step(step, 0):
+                told = {"loss": 1.0, **scalars}
+                recorder.record_policy_loss(0, [SampleRecord("s", 2, 3, [1, 1])], told)
+            kind = str(scalars)
+            if scalars and step - last.get(kind, -99) > keep:
+                last[kind] = step
+                expected |= set(range(max(0, step - keep + 1), step + 1))
+        recorder.close()
+        assert {one for one, _ in kept(lake)} == expected
+
+
 def test_what_is_chosen_is_written_all_the_same(lake: Lake) -> None:
     recorder = enabled(lake, keep_last=2, selection=Selection(rollouts="1"))
     fly(recorder, 5)
@@ -94,12 +123,44 @@ def test_what_is_chosen_is_written_all_the_same(lake: Lake) -> None:
     assert kept(lake) == [(1, None), (1, 0)]
 
 
-def test_memory_bounds_what_is_held(lake: Lake) -> None:
-    recorder = enabled(lake, keep_last=100, ring_bytes=1 << 17)
-    fly(recorder, 12)
-    recorder.promote("all")
-    recorder.close()
-    assert 0 < len(kept(lake)) < 8
+@settings(max_examples=8)  # each makes a lake
+@given(
+    keep=st.integers(1, 5),
+    lengths=st.lists(st.sampled_from([1, 100, 20_000, 100_000]), min_size=1, max_size=7),
+)
+def test_each_of_the_last_steps_is_written_or_noted_however_little_fits(
+    keep: int, lengths: list[int]
+) -> None:
+    limit = 1 << 18
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        lake = Lake.create(f"{folder}/lake")
+        recorder = enabled(lake, strict=False, keep_last=keep, ring_bytes=limit)
+        for step, length in enumerate(lengths):
+            one = SampleRecord(f"s-{step}", length, length, ())
+            mask, values = torch.ones(1, length, dtype=torch.uint8), -torch.ones(1, length)
+            with recorder.rollout(step):
+                recorder.record([one], loss_mask=mask, old_log_probs=values)
+            with recorder.step(step, 0):
+                loss = math.nan if step == len(lengths) - 1 else 0.0
+                recorder.record_policy_loss(
+                    0, [one], {"loss": loss}, values, columns={"loss_mask": mask}
+                )
+            assert recorder._outlet._ring._held_bytes() <= limit  # type: ignore[attr-defined]
+        assert recorder.close()
+        found = {(one.key.rollout_id, one.key.step_id): one for one in captured(lake)}
+        last = range(max(0, len(lengths) - keep), len(lengths))
+        assert [at for at, step in sorted(found, key=str) if step is not None] == list(last)
+        assert {at for at, step in found if step is None} >= set(last)
+        lost = [one for one in found.values() if one.status == "dropped"]
+        assert all("ring full" in one.reason for one in lost)
+        for step in last:  # the newest are there where they and their rollouts fit
+            if sum(lengths[max(0, step - keep) :]) < 2_000:
+                assert found[step, 0].status == "complete"
+        too_long = 100_000 in lengths  # neither its rollout nor its step fits by itself
+        assert ["is only noted: ring full" in str(one.message) for one in told] in (
+            [[True]] if lost or too_long else [[], [True]]
+        )
 
 
 def test_a_rollout_is_held_until_its_consumer_is_known(lake: Lake) -> None:
@@ -125,6 +186,87 @@ def test_a_rollout_that_could_not_be_held_is_noted_as_dropped(lake: Lake) -> Non
     assert reasons(lake) == ["it was no longer held when a step that consumed from it was captured"]
 
 
+HALVES = [["s-0"], ["s-1"]]
+
+
+@pytest.mark.parametrize("options", [{"keep_last": 2}, {"selection": Selection(steps="0:0")}])
+@pytest.mark.parametrize("retried", [False, True])
+def test_a_rollout_that_is_recorded_twice_is_noted_as_neither(
+    lake: Lake, options: dict[str, Any], retried: bool
+) -> None:
+    recorder = enabled(lake, strict=False, **options)
+    records = {
+        one: SampleRecord(one, 2, 3, [1, 1], raw_reward=1.0) for half in HALVES for one in half
+    }
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for number, half in enumerate(HALVES):
+            recorder.begin_rollout(0)
+            recorder.record([records[one] for one in half])
+            if retried and not number:
+                recorder.drop("again")
+            recorder.end_rollout()
+    with recorder.step(0, 0):
+        recorder.record_policy_loss(0, list(records.values()), {"loss": math.nan})
+    recorder.close()
+    found = {(one.key.step_id, one.status) for one in captured(lake)}
+    whole = {(None, "complete")} if retried else set()
+    assert found == {(0, "complete"), (None, "dropped")} | whole
+    assert ["recorded twice" in str(one.message) for one in told] == ([] if retried else [True])
+    verdicts = {one.step_id: one.verdict for one in lake.replay().cohorts}
+    assert retried or verdicts[None] == "refused"
+
+
+def test_a_process_that_takes_no_steps_captures_the_rollouts_of_chosen_ones(lake: Lake) -> None:
+    recorder = capture.enable(
+        switched(lake, selection=Selection(steps="1:0,3:7")),
+        settings=WAY.short,
+        producer=ProducerInfo(role="driver"),
+    )
+    for rollout_id in range(5):
+        record_rollout(recorder, rollout_id)
+    recorder.close()
+    assert kept(lake) == [(1, None), (3, None)]
+
+
+@pytest.mark.parametrize("steps", [False, True])
+def test_rollouts_that_waited_where_no_step_ever_came_are_told(lake: Lake, steps: bool) -> None:
+    recorder = enabled(lake, selection=Selection(steps="1:0"))
+    record_rollout(recorder, 0)
+    if steps:
+        record_step(recorder, drawn(), 0)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        recorder.close()
+    assert ["CAPTURE_ROLLOUTS" in str(one.message) for one in told] == ([] if steps else [True])
+
+
+def test_what_takes_no_memory_waits_for_no_room(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = threading.Event()
+    write = Background._write
+
+    def late(self: Background, handoff: Handoff) -> None:
+        started.wait(20.0)
+        write(self, handoff)
+
+    monkeypatch.setattr(Background, "_write", late)
+    recorder = enabled(lake, strict=False, queue_bytes=1, wait_s=15.0)
+    record_step(recorder, drawn())
+    began = time.monotonic()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        recorder._heartbeats.flush()  # type: ignore[attr-defined]
+        recorder.begin_step(1, 0)
+        recorder.drop("again")
+    assert time.monotonic() - began < 10.0
+    started.set()
+    assert (recorder.close(), told) == (True, [])
+    assert [one.status for one in captured(lake)] == ["complete", "dropped"]
+    assert [one.key.kind for one in entries_of(lake)].count("events") == 2
+
+
 BOUNDS: list[tuple[str, Mapping[str, float], bool]] = [
     ("nonfinite", {"loss": math.inf}, True),
     ("nonfinite", {"loss": math.nan}, True),
@@ -139,7 +281,7 @@ BOUNDS: list[tuple[str, Mapping[str, float], bool]] = [
 @pytest.mark.parametrize(("text", "scalars", "fires"), BOUNDS)
 def test_triggers_look_at_scalars(text: str, scalars: dict[str, float], fires: bool) -> None:
     told = {name: [value] for name, value in scalars.items()}
-    assert bool(Triggers(text).reason(told)) is fires
+    assert bool(Triggers(text).fired(told)) is fires
 
 
 @pytest.mark.parametrize("text", ["", "loss", "loss>", "loss>x", "signal:", "signal:KILL", "a,,b"])
@@ -257,8 +399,8 @@ def test_a_bound_is_crossed_where_any_value_crosses_it(
     }[text]
     watch = Watch(Triggers(text))
     watch.add("step 0:0", {"loss": [tuple(values[:2]), *values[2:], "text", None]})
-    ((step, reason),) = watch.look()
-    assert (step, bool(reason)) == ("step 0:0", any(map(crossed, values)))
+    ((step, fired),) = watch.look()
+    assert (step, bool(fired)) == ("step 0:0", any(map(crossed, values)))
 
 
 def test_no_training_waits_for_what_a_trigger_looks_at(
@@ -320,7 +462,7 @@ def test_what_was_promoted_waits_within_the_bytes_of_the_ring(
         write(self, handoff)
 
     monkeypatch.setattr(Background, "_write", late)
-    recorder = enabled(lake, strict=False, keep_last=8, ring_bytes=1 << 16)
+    recorder = enabled(lake, strict=False, keep_last=8, ring_bytes=1 << 17)
 
     def train() -> None:
         for rollout_id in range(12):
