@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -38,6 +39,7 @@ class _Measured:
     level: str
     pair: str
     without: Mapping[Step, int]
+    of_other_version: Mapping[Step, int]
     findings: tuple[MismatchFinding, ...]
 
 
@@ -101,6 +103,7 @@ def mismatch(
         by_step=by_step,
         steps={run_id: one.summary.steps for run_id, one in measured.items()},
         without={run_id: one.without for run_id, one in measured.items()},
+        of_other_version={run_id: one.of_other_version for run_id, one in measured.items()},
         findings=tuple(chain.from_iterable(one.findings for one in measured.values())),
         thresholds=plan.thresholds,
     )
@@ -144,7 +147,15 @@ def _measure(
     summary = summarise(sums, reading.keys, by, sums.plan)
     found = list(_findings(run_id, reading, sums, summary, left_out))
     pair = f"{reading.origins}, of {taken}s"
-    return _Measured(summary, taken, pair, reading.without, tuple(found))
+    others = _of_other_version(reading, sums)
+    return _Measured(summary, taken, pair, reading.without, others, tuple(found))
+
+
+def _of_other_version(reading: Reading, sums: TokenSums) -> Counter[Step]:
+    found: Counter[Step] = Counter()
+    for key, count in sums.of_other_version.items():
+        found[reading.keys[key].step] += count
+    return found
 
 
 def _nothing(
@@ -154,8 +165,9 @@ def _nothing(
     hint = "To see what each capture holds: trajreplay inspect --rollout R"
     if reading.without.total():
         why.append(f"{reading.without.total()} samples lack one of them")
-    if sums.of_other_version:
-        why.append(f"{sums.of_other_version} tokens were sampled by other weights")
+    others = _of_other_version(reading, sums)
+    if others:
+        why.append(f"{others.total()} tokens were sampled by other weights")
         hint = "To count tokens of other weights, too: --any-version"
     if left_out:
         why.append(f"{len(left_out)} incomplete {level}s were left out")
@@ -164,6 +176,7 @@ def _nothing(
         f"run {run_id!r}: nothing to compare of {reading.pair}: {'; '.join(why)}",
         hint=hint,
         compared=0,
+        of_other_version=others,
     )
 
 
@@ -199,8 +212,8 @@ def _findings(
         yield MismatchFinding(
             "info",
             run_id,
-            f"{sums.of_other_version} valid tokens are left out: other weights sampled them than "
-            "recomputed them",
+            f"{sums.of_other_version.total()} valid tokens are left out: other weights sampled "
+            "them than recomputed them",
         )
     if reading.without.total():
         yield MismatchFinding(

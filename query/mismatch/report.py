@@ -40,6 +40,8 @@ class MismatchReport:
         by_step: By run and statistic, the token means of its steps in order.
         steps: By run, its steps (run, attempt, rollout, step) in order.
         without: By run and step, how many samples with a valid token lack one of the columns.
+        of_other_version: By run and step, how many valid tokens are left out since other weights
+            sampled them than recomputed them.
         findings: What is to be said of the columns.
         thresholds: |d| beyond which tokens were counted.
     """
@@ -51,6 +53,7 @@ class MismatchReport:
     by_step: Mapping[str, Mapping[str, Sequence[float]]]
     steps: Mapping[str, Sequence[tuple[str, int, int, int | None]]]
     without: Mapping[str, Mapping[tuple[str, int, int, int | None], int]]
+    of_other_version: Mapping[str, Mapping[tuple[str, int, int, int | None], int]]
     findings: tuple[MismatchFinding, ...]
     thresholds: tuple[float, ...]
 

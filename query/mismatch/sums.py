@@ -8,6 +8,7 @@ on the data alone.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -42,13 +43,15 @@ class TokenSums:
         connection: An empty database, which may spill.
         run: How its work is run.
         plan: What is taken.
+        parts: The sums of what counts.
+        of_other_version: By key, how many valid tokens other weights sampled than recomputed them.
     """
 
     connection: duckdb.DuckDBPyConnection
     run: Run
     plan: SumPlan
     parts: dict[Place, list[dict[str, float]]] = field(default_factory=dict)
-    of_other_version: int = 0
+    of_other_version: Counter[int] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         kept = "".join(f"{name} BIGINT, " for name in self.plan.delta_columns)
@@ -62,7 +65,10 @@ class TokenSums:
         far: list[dict[str, Any]] = []
         sizes: list[dict[str, Any]] = []
         for tokens in token_blocks(piece, self.plan):
-            self.of_other_version += tokens.of_other_version
+            if len(tokens.of_other_version):
+                found, counts = np.unique(keys[tokens.of_other_version], return_counts=True)
+                pairs = zip(found.tolist(), counts.tolist(), strict=True)
+                self.of_other_version.update(dict(pairs))
             size = np.abs(tokens.d)
             beyond = np.flatnonzero(~(size <= self.plan.near))  # also where d is no number
             if len(beyond):

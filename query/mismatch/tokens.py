@@ -38,7 +38,8 @@ class Tokens:
         valid: (N,) bool. Whether it counts.
         starts: Where another sample or place begins.
         places: What else tells tokens apart, by name.
-        of_other_version: Tokens that do not count since other weights sampled them.
+        of_other_version: (M,) int32. The samples of tokens that do not count since other weights
+            sampled them, one a token.
     """
 
     row: Any
@@ -47,7 +48,7 @@ class Tokens:
     valid: Any
     starts: Any
     places: Mapping[str, Place]
-    of_other_version: int
+    of_other_version: Any
 
     def where(self, which: Any) -> dict[str, Any]:
         """The samples and places of some tokens."""
@@ -80,14 +81,14 @@ def _tokens(rows: pa.RecordBatch, plan: SumPlan, trainer: Any, sampler: Any, mas
     lengths = lengths_of(rows["mask"])
     row = np.repeat(rows["row"].to_numpy(), lengths)
     valid = mask != 0
-    other = 0
+    other = row[:0]
     spanned = rows["spans"].null_count < len(rows)
     weights = _weights(rows["spans"].to_pylist(), lengths) if spanned else None
     if weights is not None and not plan.any_version:
         trained = np.repeat(rows["version"].fill_null(0).to_numpy(), lengths)
         told = np.repeat(rows["version"].is_valid().to_numpy(zero_copy_only=False), lengths)
         differs = told & weights.known & (weights.values != trained)
-        other = int(np.count_nonzero(valid & differs))
+        other = row[valid & differs]
         valid = valid & ~differs
     places = {}
     if plan.by_token:

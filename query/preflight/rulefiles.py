@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
@@ -13,10 +12,10 @@ from typing import Any
 from trajreplay.query.preflight.configs import parse_overrides, parse_value, with_defaults
 from trajreplay.query.preflight.evaluation import Undecided
 from trajreplay.query.preflight.rules import FRAMEWORKS, Rule, RuleSet
+from trajreplay.query.toml_files import read_toml
 from trajreplay.schema.errors import QueryError
 
 _FOLDER = Path(__file__).with_name("rules")
-_MOST_BYTES = 1 << 20
 
 
 @cache
@@ -50,13 +49,7 @@ def load_rules(path: str | os.PathLike[str]) -> RuleSet:
 
 
 def _read(path: str | os.PathLike[str], *, of_users: bool) -> RuleSet:
-    file = Path(path)
-    try:
-        if file.stat().st_size > _MOST_BYTES:
-            raise QueryError(f"{path}: more than {_MOST_BYTES} bytes")
-        tree = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise QueryError(f"{path}: no rules can be read: {error}") from error
+    tree = read_toml(path, "rules")
     framework, version = tree.get("framework"), tree.get("version")
     if framework not in FRAMEWORKS or type(version) is not int:
         raise QueryError(

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-import tomllib
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from trajreplay.query.routes.rules import CONTRACTS, RULES_BY_NAME, Contract
+from trajreplay.query.toml_files import read_toml
 from trajreplay.schema.bundles.r3.records import Origin
 from trajreplay.schema.errors import QueryError
 
 STAGES = ("prev-logprob", "train")
-_MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -62,6 +60,13 @@ class RoutePolicy:
         share = self.max_fallback_share
         if share is not None and not 0 <= share <= 1:
             raise QueryError(f"max_fallback_share is {share}, expected 0 to 1")
+        if self.experts < 0:
+            raise QueryError(f"experts is {self.experts}, expected a number from 0 on")
+        if any(one < 1 for one in self.layers):
+            raise QueryError(f"layers has {min(self.layers)}, expected numbers from 1 on")
+        for name, time in (("since", self.since), ("until", self.until)):
+            if time is not None and not abs(time) < math.inf:
+                raise QueryError(f"{name} is {time}, expected a finite number of seconds")
 
     def keeps(self, origin: Origin) -> bool:
         """Whether a record is of the attempt, by its process and time."""
@@ -82,14 +87,7 @@ def load_policy(path: str | os.PathLike[str], **stated: Any) -> RoutePolicy:
     Raises:
         QueryError: It is no TOML, or a key or value is none of those allowed.
     """
-    file = Path(path)
-    try:
-        if file.stat().st_size > _MAX_BYTES:
-            raise QueryError(f"{path}: more than {_MAX_BYTES} bytes")
-        tree = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise QueryError(f"{path}: no policy can be read: {error}") from error
-    return policy_of(tree | stated, str(path))
+    return policy_of(read_toml(path, "policy") | stated, str(path))
 
 
 def policy_of(tree: dict[str, Any], where: str) -> RoutePolicy:

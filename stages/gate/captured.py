@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import cast
 
-from trajreplay.query import Catalog, MismatchReport, Selection, mismatch, run_sql
+from trajreplay.query import Catalog, Selection, mismatch, run_sql
+from trajreplay.query.mismatch.captured import Step
 from trajreplay.schema.errors import QueryError
 from trajreplay.stages.gate.heartbeats import Values
 
@@ -18,6 +19,8 @@ OF_MISMATCH = (
     "abs_delta",
     "generation_kl",
 )
+MISMATCH_ERRORS = "mismatch_errors"  # why the statistics do not mean what they say
+OF_OTHER_VERSION = "of_other_version"  # valid tokens that the statistics leave out
 # The spread of a group is that of its samples in the step; advantages count on valid tokens.
 _SIGNAL = """
 WITH told AS (
@@ -54,7 +57,9 @@ FROM (
 ) WHERE own = widest GROUP BY rollout_id, step_id"""
 
 _STATEMENTS = {"signal": _SIGNAL, "loss": _LOSS}
-SOURCES = (*_STATEMENTS, "mismatch")
+# The mismatch as it is read without the tokens of other weights, and with them.
+MISMATCH, MISMATCH_ANY_VERSION = "mismatch", "mismatch_any_version"
+SOURCES = (*_STATEMENTS, MISMATCH, MISMATCH_ANY_VERSION)
 
 
 def captured_steps(
@@ -62,12 +67,13 @@ def captured_steps(
     run_id: str,
     attempt: int,
     only: tuple[int, int | None] | None = None,
-    reads: Collection[str] = SOURCES,
+    *,
+    reads: Collection[str],
 ) -> dict[Place, Values]:
     """What the step captures of one attempt say, by rollout and step.
 
-    A step of which a capture is missing or dropped is there without values, and so are those of the
-    mismatch where a sample lacks one of the log-probs.
+    A step of which a capture is missing or dropped is there without values. What the mismatch has
+    stands under the name of its source; it lacks values where a sample lacks one of the log-probs.
 
     Args:
         catalog: The lake.
@@ -95,24 +101,32 @@ def captured_steps(
         for row in rows.arrow().to_pylist():
             place = row.pop("rollout_id"), row.pop("step_id")
             found.setdefault(place, {}).update(row)
-    report = _mismatch(catalog, run_id, attempt, where) if "mismatch" in reads else None
-    if report is not None:
-        odd = [one.message for one in report.findings if one.severity == "error"]
-        without = report.without.get(run_id, {})
-        for row in report.table.to_pylist():
-            place = row["rollout_id"], row["step_id"]
-            if (run_id, attempt, *place) not in without:
-                values = {name: row[name] for name in OF_MISMATCH} | {"mismatch_errors": odd}
-                found.setdefault(place, {}).update(values)
+    selection = Selection(run=run_id, attempt=attempt, where=where)
+    for source in (one for one in (MISMATCH, MISMATCH_ANY_VERSION) if one in reads):
+        any_version = source == MISMATCH_ANY_VERSION
+        for place, values in _mismatch(catalog, selection, any_version=any_version).items():
+            found.setdefault(place, {})[source] = values
     return found
 
 
-def _mismatch(catalog: Catalog, run_id: str, attempt: int, where: str) -> MismatchReport | None:
-    """The statistics by step; None where no step holds the pair."""
-    selection = Selection(run=run_id, attempt=attempt, where=where)
+def _mismatch(catalog: Catalog, selection: Selection, *, any_version: bool) -> dict[Place, Values]:
+    """The statistics by step, what is wrong with them, and how many tokens they leave out."""
+    others: Mapping[Step, int]
+    found: dict[Place, Values] = {}
     try:
-        return mismatch(catalog, selection, by=["step"], level="step")
+        report = mismatch(catalog, selection, by=["step"], level="step", any_version=any_version)
     except QueryError as error:
-        if error.facts.get("compared") == 0:
-            return None
-        raise
+        if error.facts.get("compared") != 0:
+            raise
+        others = error.facts["of_other_version"]  # no step holds the pair, or none of one version
+    else:
+        (others,), (without,) = report.of_other_version.values(), report.without.values()
+        odd = [one.message for one in report.findings if one.severity == "error"]
+        lacking = {step[2:] for step in without}
+        for row in report.table.to_pylist():
+            place = row["rollout_id"], row["step_id"]
+            if place not in lacking:
+                found[place] = {name: row[name] for name in OF_MISMATCH} | {MISMATCH_ERRORS: odd}
+    for step, count in others.items():
+        found.setdefault(cast(Place, step[2:]), {})[OF_OTHER_VERSION] = count
+    return found

@@ -38,13 +38,14 @@ class Parameter:
     Args:
         name: Its key in the policy.
         doc: What it is.
-        kind: `number`, `share` (0 to 1), `count` (from 1 on), `text`, or what else is allowed.
+        kind: `number`, `share` (0 to 1), `count` (from 1 on), `flag`, `text`, or what else is
+            allowed.
         allowed: The values it may have, if they can be listed.
     """
 
     name: str
     doc: str
-    kind: Literal["number", "share", "count", "text", "any"]
+    kind: Literal["number", "share", "count", "flag", "text", "any"]
     allowed: tuple[str, ...] = ()
 
     def problem(self, value: Any) -> str:
@@ -57,6 +58,8 @@ class Parameter:
             return "" if is_number(value) and 0 <= value <= 1 else "a number from 0 to 1"
         if self.kind == "number":
             return "" if is_number(value) else "a finite number"
+        if self.kind == "flag":
+            return "" if isinstance(value, bool) else "true or false"
         if self.kind == "text":
             return "" if isinstance(value, str) and value else "text"
         return ""

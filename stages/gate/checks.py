@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from trajreplay.query.routes.policy import STAGES
 from trajreplay.query.routes.rules import CONTRACTS
 from trajreplay.schema.errors import TrajReplayError
+from trajreplay.stages.gate.captured import MISMATCH, MISMATCH_ANY_VERSION
 from trajreplay.stages.gate.check import Check, Judged, Parameter
 from trajreplay.stages.gate.evidence import Evidence
 from trajreplay.stages.gate.of_lake import judge_captures, judge_replay, judge_routes
@@ -29,6 +32,11 @@ from trajreplay.stages.gate.policy import Policy
 
 _SHARE = Parameter("share", "Share of max_steps that is demanded.", "share")
 _BELOW = Parameter("below", "What the value has to stay below.", "number")
+_ANY_VERSION = Parameter(
+    "any_version",
+    "Whether tokens count that other weights sampled than recomputed them; else they fail it.",
+    "flag",
+)
 CHECKS = (
     Check("command", "run", "The command ended with exit code 0.", judge_command),
     Check(
@@ -45,6 +53,7 @@ CHECKS = (
         judge_complete,
         counts_steps=True,
         unit="steps with a loss",
+        reads=("loss",),
     ),
     Check(
         "terminal",
@@ -61,6 +70,7 @@ CHECKS = (
         (_SHARE,),
         counts_steps=True,
         unit="steps",
+        reads=("signal",),
     ),
     Check(
         "nonzero_loss",
@@ -70,6 +80,7 @@ CHECKS = (
         (_SHARE,),
         counts_steps=True,
         unit="steps",
+        reads=("loss",),
     ),
     Check(
         "truncation",
@@ -86,29 +97,30 @@ CHECKS = (
         "mismatch",
         "No valid token differs by more than 1.0.",
         judge_delta_tail,
+        (_ANY_VERSION,),
         of="step",
         unit="nat",
-        reads=("mismatch",),
+        reads=(MISMATCH,),
     ),
     Check(
         "delta_fraction",
         "mismatch",
         "Few valid tokens of all differ by more than 0.5.",
         judge_delta_fraction,
-        (_BELOW,),
+        (_BELOW, _ANY_VERSION),
         of="step",
         unit="of the valid tokens",
-        reads=("mismatch",),
+        reads=(MISMATCH,),
     ),
     Check(
         "generation_kl",
         "mismatch",
         "The generation KL (k3) is small by its mean over steps, and never negative.",
         judge_generation_kl,
-        (_BELOW,),
+        (_BELOW, _ANY_VERSION),
         of="step",
         unit="nat",
-        reads=("mismatch",),
+        reads=(MISMATCH,),
     ),
     Check(
         "mismatch_baseline",
@@ -120,10 +132,11 @@ CHECKS = (
             Parameter("window", "Steps that are the warm-up.", "count"),
             Parameter("factor", "How many times the warm-up's mean is allowed.", "number"),
             Parameter("patience", "Steps on end that have to be above.", "count"),
+            _ANY_VERSION,
         ),
         of="step",
         unit="nat",
-        reads=("mismatch",),
+        reads=(MISMATCH,),
     ),
     Check(
         "routes",
@@ -162,6 +175,17 @@ CHECKS = (
     ),
 )
 CHECKS_BY_NAME = {one.name: one for one in CHECKS}
+
+
+def sources(policy: Policy, checks: Sequence[Check] = CHECKS) -> frozenset[str]:
+    """What the checks of a policy need of the columns of steps, of `captured.SOURCES`."""
+    found = set()
+    for one in (one for one in checks if one.name in policy.checks):
+        any_version = policy.checks[one.name].get("any_version", False)
+        for source in one.reads:
+            is_any = any_version and source == MISMATCH
+            found.add(MISMATCH_ANY_VERSION if is_any else source)
+    return frozenset(found)
 
 
 def judged(check: Check, found: Evidence, policy: Policy) -> Judged:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice, pairwise
 
 from trajreplay.query import Catalog
 from trajreplay.query.catalog import Cohort, cohort_of
 from trajreplay.schema.identity import CaptureKey
+from trajreplay.stages.gate.captured import MISMATCH, MISMATCH_ANY_VERSION
 from trajreplay.stages.gate.heartbeats import Values, number_of
 
 
@@ -24,7 +25,8 @@ class Evidence:
         steps: By number, the first is 1, the values of each step.
         numbered_twice: Steps that more than one of the attempts recorded.
         ends: By rank, what the last attempt's terminal records say.
-        ranks: By attempt, the ranks that told of any step.
+        ranks: By attempt, the ranks that told of any step, or whose captures a step expects.
+        recording: Ranks that the last attempt's captures are of, or expect.
         records: How many captures and events the last attempt has.
         problems: Why something could not be read, or does not fit together.
         command_exit: Exit code of the command; None if it is not known or was killed.
@@ -39,6 +41,7 @@ class Evidence:
     numbered_twice: list[int] = field(default_factory=list)
     ends: dict[int, Values] = field(default_factory=dict)
     ranks: dict[int, set[int]] = field(default_factory=dict)
+    recording: set[int] = field(default_factory=set)
     records: int = 0
     problems: list[str] = field(default_factory=list)
     command_exit: int | None = None
@@ -66,9 +69,20 @@ class Evidence:
         return start, min(later, default=None)
 
     @property
-    def unsound(self) -> bool:
-        """Whether something could not be read or does not fit together, so that nothing holds."""
-        return bool(self.problems or self.numbered_twice)
+    def holes(self) -> list[int]:
+        """The first few steps that are missing between others."""
+        gaps = (range(one + 1, later) for one, later in pairwise(sorted(self.steps)))
+        return list(islice(chain.from_iterable(gaps), 6))
+
+    def measured(self, *, any_version: bool) -> Evidence:
+        """The same, with the mismatch of what was captured among the values of its steps.
+
+        Args:
+            any_version: Whether that counts tokens, too, which other weights sampled.
+        """
+        source = MISMATCH_ANY_VERSION if any_version else MISMATCH
+        steps = {step: values | values.get(source, {}) for step, values in self.steps.items()}
+        return replace(self, steps=steps)
 
     def values(self, name: str) -> list[float | None]:
         """A value of every step in order; None where it was not recorded."""
@@ -88,12 +102,6 @@ class Evidence:
         if odd:
             return [], f"{name} of step {', '.join(map(str, odd[:5]))} is not finite"
         return known, ""
-
-    @property
-    def mismatch_error(self) -> str:
-        """Why statistics of the mismatch do not mean what they say, as their findings tell."""
-        said = [one for step in self.steps.values() for one in step.get("mismatch_errors", ())]
-        return said[0] if said else ""
 
     def captures(self) -> Iterator[CaptureKey]:
         """What the attempts captured, without what a later one of them replaced."""

@@ -8,10 +8,10 @@ from itertools import pairwise
 
 from trajreplay.query import Catalog
 from trajreplay.query.catalog import Cohort
-from trajreplay.schema.errors import DatasetError, TrajReplayError
+from trajreplay.schema.errors import DatasetError, TrajReplayError, shown
 from trajreplay.schema.events import HEARTBEAT, TERMINAL
 from trajreplay.schema.identity import DATA, CaptureKey
-from trajreplay.stages.gate.captured import SOURCES, captured_steps
+from trajreplay.stages.gate.captured import OF_MISMATCH, captured_steps
 from trajreplay.stages.gate.evidence import Evidence
 from trajreplay.stages.gate.heartbeats import Values, over_ranks, read_events
 
@@ -26,7 +26,7 @@ def gather(
     command_exit: int | None = None,
     command_signal: int | None = None,
     only: Cohort | None = None,
-    reads: Collection[str] = SOURCES,
+    reads: Collection[str],
 ) -> Evidence:
     """Read what there is of the attempts; what cannot be read is a problem, never an error.
 
@@ -48,6 +48,7 @@ def gather(
         only=only,
     )
     _attempt(found, lambda: _check_chain(found))
+    _attempt(found, lambda: _read_ranks(found))
     _attempt(found, lambda: _read_events(found))
     captured: dict[Captured, Values] = {}
     for attempt in found.attempts:
@@ -63,7 +64,7 @@ def _take(
     """Add what an attempt captured before the next one of the chain replaced it."""
     stop = found.stops()[attempt]
     only = None if found.only is None else found.only[2:]
-    steps = captured_steps(found.catalog, found.run_id, attempt, only, reads)
+    steps = captured_steps(found.catalog, found.run_id, attempt, only, reads=reads)
     for place, values in steps.items():
         if stop is None or place[0] < stop:
             into[(attempt, *place)] = values
@@ -86,6 +87,17 @@ def _check_chain(found: Evidence) -> None:
             )
 
 
+def _read_ranks(found: Evidence) -> None:
+    for key in found.captures():
+        if key.kind == "events":
+            continue
+        ranks = {key.rank, *found.catalog.entry(key).expected_ranks}
+        if key.attempt == found.last:
+            found.recording |= ranks
+        if key.kind == "step":
+            found.ranks.setdefault(key.attempt, set()).update(ranks)
+
+
 def _read_events(found: Evidence) -> None:
     beats: dict[int, list[tuple[int, int, Values]]] = {}  # by step: attempt, rank, values
     stops = found.stops()
@@ -95,12 +107,7 @@ def _read_events(found: Evidence) -> None:
                 found.ends[key.rank] = values
             if event != HEARTBEAT:
                 continue
-            step, rollout_id = values.get("step"), values.get("rollout_id")
-            if type(step) is not int or step < 1:
-                raise DatasetError(
-                    f"attempt {key.attempt}: a heartbeat has the step {step!r}, expected a number "
-                    "from 1 on"
-                )
+            step, rollout_id = _checked(key.attempt, values)
             if found.only and (rollout_id, values.get("step_id")) != found.only[2:]:
                 continue
             found.ranks.setdefault(key.attempt, set()).add(key.rank)
@@ -115,6 +122,20 @@ def _read_events(found: Evidence) -> None:
         silent = sum(len(found.ranks[attempt]) for attempt in attempts) - len(ranks)
         values = over_ranks([values for _, _, values in told], silent=silent)
         found.steps[step] = values | {"attempt": told[0][0]}
+
+
+def _checked(attempt: int, values: Values) -> tuple[int, int | None]:
+    """The number of a heartbeat's step and its rollout, if it says which step it is of."""
+    for name, first in (("step", 1), ("rollout_id", 0), ("step_id", 0)):
+        value = values.get(name)
+        if value is None and name != "step":
+            continue
+        if type(value) is not int or not first <= value < 1 << 63:
+            raise DatasetError(
+                f"attempt {attempt}: a heartbeat has a {name} that is {shown(value)}, expected a "
+                f"number from {first} on"
+            )
+    return values["step"], values.get("rollout_id")
 
 
 def _events(found: Evidence) -> Iterator[CaptureKey]:
@@ -161,7 +182,9 @@ def _place(found: Evidence, captured: Mapping[Captured, Values]) -> None:
         elif found.steps[step]["attempt"] != attempt:
             found.numbered_twice.append(step)
         else:
-            found.steps[step] |= {name: one for name, one in values.items() if one is not None}
+            # What a rank told of tokens does not stand for captures that are missing.
+            told = {name: one for name, one in found.steps[step].items() if name not in OF_MISMATCH}
+            found.steps[step] = told | {n: one for n, one in values.items() if one is not None}
 
 
 def _numbered(

@@ -74,20 +74,36 @@ def _one_field(one: EventField, told: Sequence[Values]) -> Any:
     if one.over_ranks == "largest":
         return max(known)
     if one.over_ranks == "sum":
-        return math.fsum(known)
+        return total(known)
     if one.over_ranks == "mean":
-        return math.fsum(known) / len(known)
+        return total(known) / len(known)
     weights = [number_of(values.get("valid_tokens")) for values in told]
     if any(not weight for weight in weights):
         return None
-    pairs = zip(known, weights, strict=True)
-    return math.fsum(x * (w or 0) for x, w in pairs) / math.fsum(w or 0 for w in weights)
+    weighted = [x * (w or 0) for x, w in zip(known, weights, strict=True)]
+    tokens = total([w or 0 for w in weights])
+    return total(weighted) / tokens if tokens else math.nan
+
+
+def total(values: Sequence[float]) -> float:
+    """The sum, rounded once; infinite or NaN where no float can be it."""
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):  # beyond all floats, or infinities of both signs
+        return sum(values)
 
 
 def number_of(value: Any) -> float | None:
-    """A recorded number; None if there is none, NaN if it is something else."""
+    """A recorded number; None if there is none, NaN if it is something else.
+
+    >>> number_of(3), number_of(-(10**400)), number_of("3")
+    (3.0, -inf, nan)
+    """
     if value is None:
         return None
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return math.nan
+    try:
         return float(value)
-    return math.nan
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf

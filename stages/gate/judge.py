@@ -13,9 +13,10 @@ from trajreplay.schema.canonical import MAX_BYTES
 from trajreplay.schema.errors import QueryError, TrajReplayError
 from trajreplay.schema.layout import attempt_path, entry_path
 from trajreplay.stages.gate.check import Judged
-from trajreplay.stages.gate.checks import CHECKS, judged
+from trajreplay.stages.gate.checks import CHECKS, judged, sources
 from trajreplay.stages.gate.evidence import Evidence
 from trajreplay.stages.gate.gathering import gather
+from trajreplay.stages.gate.of_run import misfit
 from trajreplay.stages.gate.policy import Policy, SqlCheck, is_number
 from trajreplay.stages.gate.verdict import CheckVerdict, GateVerdict, in_order
 
@@ -49,11 +50,18 @@ def gate(
         raise QueryError(
             f"the attempts are {named}, expected one, or a chain in rising order such as 0,1"
         )
-    found = gather(catalog, run_id, named, command_exit=command_exit, command_signal=command_signal)
+    found = gather(
+        catalog,
+        run_id,
+        named,
+        command_exit=command_exit,
+        command_signal=command_signal,
+        reads=sources(policy),
+    )
     made = [
         CheckVerdict.of(check.name, check.phase, judged(check, found, policy), check.unit)
         for check in CHECKS
-        if check.name in policy.checks or (check.name == "attempt" and found.unsound)
+        if check.name in policy.checks or (check.name == "attempt" and misfit(found, policy))
     ]
     made += [
         CheckVerdict.of(f"sql:{one.name}", "sql", judged_sql(one, found)) for one in policy.sql

@@ -9,7 +9,7 @@ from trajreplay.query.catalog import Cohort
 from trajreplay.query.lineage import lineages
 from trajreplay.schema.errors import QueryError
 from trajreplay.stages.gate.check import Check, Judged
-from trajreplay.stages.gate.checks import CHECKS, judged
+from trajreplay.stages.gate.checks import CHECKS, judged, sources
 from trajreplay.stages.gate.evidence import Evidence
 from trajreplay.stages.gate.gathering import gather
 from trajreplay.stages.gate.heartbeats import Values
@@ -35,7 +35,7 @@ class CohortGate:
 
     def __post_init__(self) -> None:
         self._checks = [one for one in CHECKS if one.name in self.policy.checks and one.of]
-        self._reads = frozenset(source for one in self._checks for source in one.reads)
+        self._reads = sources(self.policy, self._checks)
         if not self._checks:
             able = ", ".join(one.name for one in CHECKS if one.of)
             raise QueryError(

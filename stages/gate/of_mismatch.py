@@ -6,8 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from trajreplay.stages.gate.captured import MISMATCH_ERRORS, OF_OTHER_VERSION
 from trajreplay.stages.gate.check import Judged, Parameters
 from trajreplay.stages.gate.evidence import Evidence
+from trajreplay.stages.gate.heartbeats import total
 from trajreplay.stages.gate.policy import Policy, is_number
 
 
@@ -16,7 +18,8 @@ def judge_delta_tail(found: Evidence, policy: Policy, given: Parameters) -> Judg
     bound = "no valid token with |delta log p| > 1.0 nat"
     if not found.steps:
         return Judged(False, None, bound, "no step was recorded")
-    if problem := found.mismatch_error:
+    found, problem = _measured(found, given)
+    if problem:
         return Judged(False, None, bound, problem)
     largest = 0.0
     for step in sorted(found.steps):
@@ -41,13 +44,14 @@ def judge_delta_fraction(found: Evidence, policy: Policy, given: Parameters) -> 
     """Few valid tokens of all steps together differ by more than 0.5."""
     below = given.get("below", 1e-4)
     bound = f"share of valid tokens with |delta log p| > 0.5 nat < {below}"
-    counts, problem = found.numbers("over_0_5")
+    found, problem = _measured(found, given)
+    counts, uncounted = found.numbers("over_0_5")
     tokens, missing = found.numbers("valid_tokens")
-    if problem := problem or missing or found.mismatch_error:
+    if problem := problem or uncounted or missing:
         return Judged(False, None, bound, problem)
-    if any(one < 0 for one in (*counts, *tokens)) or math.fsum(tokens) <= 0:
+    if any(one < 0 for one in (*counts, *tokens)) or total(tokens) <= 0:
         return Judged(False, None, bound, "there is no valid token")
-    share = math.fsum(counts) / math.fsum(tokens)
+    share = total(counts) / total(tokens)
     return Judged(share < below, share, bound, "" if share < below else f"it is {share}")
 
 
@@ -55,10 +59,11 @@ def judge_generation_kl(found: Evidence, policy: Policy, given: Parameters) -> J
     """The mean of the steps' k3 is small, and none is negative."""
     below = given.get("below", 0.001)
     bound = f"mean over steps < {below} nat, none negative"
-    values, problem = found.numbers("generation_kl")
-    if problem := problem or found.mismatch_error:
+    found, problem = _measured(found, given)
+    values, missing = found.numbers("generation_kl")
+    if problem := problem or missing:
         return Judged(False, None, bound, problem)
-    mean = math.fsum(values) / len(values)
+    mean = total(values) / len(values)
     if min(values) < 0:
         return Judged(False, mean, bound, "one is negative, which k3 cannot be: it is another KL")
     return Judged(mean < below, mean, bound, "" if mean < below else f"it is {mean}")
@@ -72,15 +77,24 @@ def judge_mismatch_baseline(found: Evidence, policy: Policy, given: Parameters) 
         f"{name} at most {factor} x its mean over the first {window} steps, or above it in fewer "
         f"than {patience} steps on end"
     )
-    values, problem = found.numbers(name)
-    if problem := _without_start(found) or problem or found.mismatch_error:
+    found, problem = _measured(found, given)
+    values, missing = found.numbers(name)
+    if problem := _without_start(found) or problem or missing:
         return Judged(False, None, bound, problem)
     if len(values) <= window:
         return Judged(
             False, None, bound, f"{len(values)} steps were recorded, expected more than {window}"
         )
-    usual = math.fsum(values[:window]) / window
+    first = sorted(found.steps)[:window]
+    if first[-1] != window:
+        told = ", ".join(map(str, first[:5]))
+        return Judged(
+            False, None, bound, f"the warm-up is steps 1 to {window}, and the first are {told}"
+        )
+    usual = total(values[:window]) / window
     limit = factor * usual
+    if min(values) < 0 or not math.isfinite(limit):
+        return Judged(False, min(values), bound, f"{name} is {min(values)} to {max(values)}")
     alarm = first_alarm(values[window:], limit, patience)
     if alarm is None:
         return Judged(True, max(values[window:]), bound)
@@ -91,6 +105,21 @@ def judge_mismatch_baseline(found: Evidence, policy: Policy, given: Parameters) 
     return Judged(
         False, value, bound, f"step {step} is the first above, {value:.6g} nat against {against}"
     )
+
+
+def _measured(found: Evidence, given: Parameters) -> tuple[Evidence, str]:
+    """The steps with the mismatch that a check asks for, and why it is not what was asked for."""
+    found = found.measured(any_version=given.get("any_version", False))
+    counts = {step: one.get(OF_OTHER_VERSION, 0) for step, one in sorted(found.steps.items())}
+    steps = [step for step, count in counts.items() if count]
+    if steps:
+        told = ", ".join(map(str, steps[:5])) + (" ..." if len(steps) > 5 else "")
+        return found, (
+            f"{sum(counts.values())} valid tokens of step {told} were sampled by other weights "
+            "than recomputed them, and are not compared; any_version = true counts them, too"
+        )
+    said = [one for step in found.steps.values() for one in step.get(MISMATCH_ERRORS, ())]
+    return found, said[0] if said else ""
 
 
 def _without_start(found: Evidence) -> str:

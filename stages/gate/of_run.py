@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import islice
+
 from trajreplay.schema.errors import listed
 from trajreplay.schema.events import ENDED_CLEAN
 from trajreplay.stages.gate.check import Judged, Parameters
 from trajreplay.stages.gate.evidence import Evidence
 from trajreplay.stages.gate.policy import Policy
+
+_TOLD = 5  # steps or ranks that a reason names
 
 
 def judge_command(found: Evidence, policy: Policy, given: Parameters) -> Judged:
@@ -26,6 +31,21 @@ def judge_command(found: Evidence, policy: Policy, given: Parameters) -> Judged:
     )
 
 
+def misfit(found: Evidence, policy: Policy) -> str:
+    """Why nothing of the attempts holds: it cannot be read, or does not fit together.
+
+    Steps that are missing are those of `complete`, where the policy makes that check.
+    """
+    if found.problems:
+        return listed(found.problems, 3)
+    if found.numbered_twice:
+        steps = ", ".join(map(str, found.numbered_twice[:3]))
+        return f"step {steps} was recorded by two attempts of the chain"
+    if found.holes and "complete" not in policy.checks:
+        return f"step {_numbers(found.holes)} is missing between those that were recorded"
+    return ""
+
+
 def judge_attempt(found: Evidence, policy: Policy, given: Parameters) -> Judged:
     """The attempt recorded steps of its own, and all that counts fits together."""
     bound = "at least one record of it, and all that count readable"
@@ -33,13 +53,8 @@ def judge_attempt(found: Evidence, policy: Policy, given: Parameters) -> Judged:
     if found.run_id not in runs:
         there = ", ".join(map(repr, runs)) or "none"
         return Judged(False, 0, bound, f"there is no run {found.run_id!r}; the lake has {there}")
-    if found.problems:
-        return Judged(False, found.records, bound, listed(found.problems, 3))
-    if found.numbered_twice:
-        steps = ", ".join(map(str, found.numbered_twice[:3]))
-        return Judged(
-            False, found.records, bound, f"step {steps} was recorded by two attempts of the chain"
-        )
+    if problem := misfit(found, policy):
+        return Judged(False, found.records, bound, problem)
     if not any(values.get("attempt") == found.last for values in found.steps.values()):
         return Judged(
             False, found.records, bound, f"attempt {found.last} recorded no step of its own"
@@ -49,26 +64,30 @@ def judge_attempt(found: Evidence, policy: Policy, given: Parameters) -> Judged:
 
 def judge_complete(found: Evidence, policy: Policy, given: Parameters) -> Judged:
     """The loss of every step was recorded."""
-    with_loss = [step for step, values in found.steps.items() if values.get("loss") is not None]
+    with_loss = {step for step, values in found.steps.items() if values.get("loss") is not None}
     steps = policy.max_steps or 0
+    last = max(found.steps, default=0)
     if policy.run == "intermediate":
-        last = max(found.steps, default=0)
-        first = min(found.steps, default=1)
         bound = f"at least one step, none left out, at most {steps}"
-        missing = [one for one in range(first, last + 1) if one not in with_loss]
-        passed = bool(with_loss) and not missing and last <= steps
+        wanted = range(min(found.steps, default=1), last + 1)
     else:
         bound = f"a loss of every step from 1 to {steps}"
-        missing = [one for one in range(1, steps + 1) if one not in with_loss]
-        passed = not missing and max(found.steps, default=0) <= steps
+        wanted = range(1, steps + 1)
+    # As many as are told: a run may state far more steps than it has.
+    missing = list(islice((one for one in wanted if one not in with_loss), _TOLD + 1))
     reason = ""
-    if not passed:
-        beyond = [one for one in with_loss if one > steps]
-        told = missing or beyond
-        shown = ", ".join(map(str, told[:5])) + (" ..." if len(told) > 5 else "")
-        what = "has no loss" if missing else "is beyond the last"
-        reason = f"step {shown} {what}" if told else "no step was recorded"
-    return Judged(passed, len(with_loss), bound, reason)
+    if not found.steps:
+        reason = "no step was recorded"
+    elif missing:
+        reason = f"step {_numbers(missing)} has no loss"
+    elif last > steps:
+        beyond = sorted(one for one in found.steps if one > steps)
+        reason = f"step {_numbers(beyond)} is beyond the last"
+    return Judged(not reason, len(with_loss), bound, reason)
+
+
+def _numbers(steps: Sequence[int]) -> str:
+    return ", ".join(map(str, steps[:_TOLD])) + (" ..." if len(steps) > _TOLD else "")
 
 
 def judge_terminal(found: Evidence, policy: Policy, given: Parameters) -> Judged:
@@ -76,11 +95,11 @@ def judge_terminal(found: Evidence, policy: Policy, given: Parameters) -> Judged
     bound = f"a closing record of each rank of attempt {found.last}, all {ENDED_CLEAN}"
     if not found.ends:
         return Judged(False, 0, bound, "there is none: the recorder was not closed")
-    open_ranks = sorted(found.ranks.get(found.last, set()) - set(found.ends))
-    if open_ranks:
-        told = ", ".join(map(str, open_ranks[:5]))
+    ranks = found.ranks.get(found.last, set()) | found.recording
+    if open_ranks := sorted(ranks - set(found.ends)):
+        told = _numbers(open_ranks)
         return Judged(
-            False, len(found.ends), bound, f"rank {told} told of steps and was not closed"
+            False, len(found.ends), bound, f"rank {told} recorded, or should have: it is not closed"
         )
     odd = [one for one in found.ends.values() if one.get("status") != ENDED_CLEAN]
     reason = f"one says {odd[0].get('status')!r}: {odd[0].get('reason')}" if odd else ""

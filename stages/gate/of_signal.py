@@ -8,6 +8,7 @@ from typing import Any
 
 from trajreplay.stages.gate.check import Judged, Parameters
 from trajreplay.stages.gate.evidence import Evidence
+from trajreplay.stages.gate.heartbeats import total
 from trajreplay.stages.gate.policy import Policy, is_number
 
 
@@ -64,7 +65,7 @@ def judge_truncation(found: Evidence, policy: Policy, given: Parameters) -> Judg
     values, problem = found.numbers("truncation_rate")
     if problem:
         return Judged(False, None, bound, problem)
-    rate = math.fsum(values) / len(values)
+    rate = total(values) / len(values)
     if any(not 0 <= one <= 1 for one in values):
         return Judged(False, rate, bound, "a rate is outside of 0 to 1")
     return Judged(rate < below, rate, bound, "" if rate < below else f"it is {rate}")

@@ -6,19 +6,21 @@ import hashlib
 import json
 import math
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
+from trajreplay.query.toml_files import read_toml
 from trajreplay.schema.errors import QueryError
+from trajreplay.stages.gate.heartbeats import number_of
 
 RunKind = Literal["direct", "intermediate", "final"]
 RUN_KINDS: tuple[RunKind, ...] = get_args(RunKind)
 PRESETS = ("router-replay", "replay-clean", "mismatch-baseline")
 _FOLDER = Path(__file__).parent / "presets"
-_MAX_BYTES = 1 << 20
+# A run of more optimizer steps is a slip of the pen.
+MOST_STEPS = 1_000_000_000
 _TOP = ("preset", "max_steps", "run", "allow_precision", "checks", "sql")
 _SQL_BOUNDS = ("below", "above", "at_most", "at_least", "equals")
 
@@ -105,24 +107,13 @@ def load_gate_policy(named: str | os.PathLike[str], **stated: Any) -> Policy:
     given = {name: value for name, value in stated.items() if value is not None}
     if os.fspath(named) in PRESETS:
         return policy_of(_preset(os.fspath(named)) | given, f"preset {named}")
-    file = Path(named)
-    return policy_of(_resolved(_tree(file), str(file)) | given, str(file))
-
-
-def _tree(file: Path) -> dict[str, Any]:
-    try:
-        if not file.is_file():
-            known = ", ".join(PRESETS)
-            raise QueryError(f"{file}: no such policy, expected a TOML file, or one of {known}")
-        if file.stat().st_size > _MAX_BYTES:
-            raise QueryError(f"{file}: more than {_MAX_BYTES} bytes, expected a policy")
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise QueryError(f"{file}: no policy can be read: {error}") from error
+    tree = read_toml(named, "policy", f"Or name a preset: {', '.join(PRESETS)}")
+    where = os.fspath(named)
+    return policy_of(_resolved(tree, where) | given, where)
 
 
 def _preset(name: str) -> dict[str, Any]:
-    return tomllib.loads((_FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+    return read_toml(_FOLDER / f"{name}.toml", "policy")
 
 
 def _resolved(tree: dict[str, Any], where: str) -> dict[str, Any]:
@@ -182,6 +173,7 @@ def checked(policy: Policy, where: str) -> Policy:
     Raises:
         QueryError: It does not.
     """
+    from trajreplay.query.routes import CONTRACTS
     from trajreplay.query.routes import policy_of as routes_policy
     from trajreplay.stages.gate.checks import CHECKS_BY_NAME
 
@@ -198,11 +190,13 @@ def checked(policy: Policy, where: str) -> Policy:
     routes = {
         name: one for name, one in policy.checks.get("routes", {}).items() if name != "traces"
     }
-    if "contract" in routes:
-        routes_policy(routes, f"{where}: checks.routes")
+    # What is stated has to be right under either contract; the command line may name it later.
+    routes_policy({"contract": CONTRACTS[0], **routes}, f"{where}: checks.routes")
     steps = policy.max_steps
-    if steps is not None and (type(steps) is not int or steps < 1):
-        raise QueryError(f"{where}: max_steps is {steps!r}, expected a number from 1 on")
+    if steps is not None and (type(steps) is not int or not 1 <= steps <= MOST_STEPS):
+        raise QueryError(
+            f"{where}: max_steps is {steps!r}, expected a number from 1 to {MOST_STEPS}"
+        )
     counted = [name for name in policy.checks if CHECKS_BY_NAME[name].counts_steps]
     if counted and steps is None:
         raise QueryError(
@@ -234,8 +228,9 @@ def _sql_of(tree: Any, where: str) -> SqlCheck:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a finite number, and no bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether it is a number that a float can be, and no bool."""
+    number = number_of(value)
+    return number is not None and math.isfinite(number)
 
 
 def _known(found: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:

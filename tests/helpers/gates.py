@@ -75,7 +75,6 @@ def written(lake: Lake, case: Mapping[str, Any]) -> tuple[int, ...]:
 
     Jobs become attempts in order of their numbers; steps of no attempt are those of another one.
     """
-    words = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
     chain = case.get("chain") or [case["attempt"]]
     jobs = sorted({*chain, *(str(one.get("attempt")) for one in case["steps"])}, key=_job)
     number = {job: place for place, job in enumerate(jobs)}
@@ -88,6 +87,13 @@ def written(lake: Lake, case: Mapping[str, Any]) -> tuple[int, ...]:
             before = chain[chain.index(job) - 1]
             resumed = ResumePoint(number[before], first.get(job, 1) - 1)
         reserve(lake, number[job], resumed)
+    write_events(lake, case, number)
+    return tuple(number[job] for job in chain)
+
+
+def write_events(lake: Lake, case: Mapping[str, Any], number: Mapping[str, int]) -> None:
+    """Write the heartbeats and the end of a case, whose jobs are attempts of these numbers."""
+    words = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
     for one in case["steps"]:
         values = {
             name: words.get(value, value) if isinstance(value, str) else value
@@ -97,7 +103,6 @@ def written(lake: Lake, case: Mapping[str, Any]) -> tuple[int, ...]:
         beat(lake, number[str(one.get("attempt"))], one["step"], values)
     if case["terminal"] is not None:
         end(lake, number[case["terminal"]["attempt"]], case["terminal"]["status"])
-    return tuple(number[job] for job in chain)
 
 
 def _job(name: str) -> tuple[bool, str]:
