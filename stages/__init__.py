@@ -10,7 +10,6 @@ from trajreplay.stages.report import (
     StageResult,
 )
 from trajreplay.stages.reuse import AdvantageKernel, Kernel, KlKernel, LossKernel, RewardKernel
-from trajreplay.stages.watch import Watch
 from trajreplay.stages.what_if import CohortChange, FieldChange, WhatIf, what_if
 
 __all__ = [
@@ -27,7 +26,6 @@ __all__ = [
     "RewardFunction",
     "RewardKernel",
     "StageResult",
-    "Watch",
     "WhatIf",
     "replay",
     "what_if",

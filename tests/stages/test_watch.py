@@ -8,8 +8,7 @@ from tests.helpers.captures import record
 from tests.helpers.small_lakes import rollout
 from trajreplay import Lake, QueryError, RecomputeConfig
 from trajreplay.query.catalog import Cohort
-from trajreplay.stages import Watch
-from trajreplay.stages.watch import load_state, save_state
+from trajreplay.stages.watch import Watch, load_state, save_state
 
 
 @pytest.fixture

@@ -11,9 +11,10 @@ from tests.helpers.queried import catalog_of
 from tests.helpers.small_lakes import rollout
 from trajreplay import Lake, QueryError, query
 from trajreplay.schema.identity import ResumePoint
-from trajreplay.stages import CohortReport, Watch
+from trajreplay.stages import CohortReport
 from trajreplay.stages.gate import Policy, captured, gate
 from trajreplay.stages.gate.checks import CHECKS, CHECKS_BY_NAME
+from trajreplay.stages.watch import Watch
 
 LIMITS = Policy(checks={"delta_tail": {}, "generation_kl": {"below": 0.001}}, run="intermediate")
 
