@@ -106,7 +106,8 @@ def response_spans(
 
     Source:
         slime and Relax (zigzag, m = 2n; all-gather), NeMo-RL and Megatron (zigzag, their own
-        multiples), prime-rl (contiguous).
+        multiples), prime-rl (all-gather: chunks of the packed row). Relax's bshd pads all
+        sequences to one length, the m that is the next multiple of 2n.
 
     >>> layout, total = LayoutSettings(context="zigzag"), np.array([11])
     >>> places = row_places(layout, ParallelCoordinates(context_rank=1, context_size=2), total)

@@ -172,7 +172,9 @@ def _weights(block: Block, column: Callable[[str], Tensor]) -> Tensor | None:
         return None
     packed = block.packed
     columns = {name: column(name) for name in ("old_log_probs", "rollout_log_probs")}
-    given = LossInputs(columns, packed.mask, packed.offsets, cohorts=packed.cohorts)
+    given = LossInputs(
+        columns, packed.mask, packed.offsets, cohorts=packed.batches(block.settings.layout)
+    )
     return rollout_weights(block.settings.loss, given)
 
 

@@ -15,6 +15,7 @@ from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError, TrajReplayError
 from trajreplay.schema.store import Store
 from trajreplay.schema.tables import SAMPLE_TABLES
+from trajreplay.stages.batches import check_batches
 from trajreplay.stages.checks import (
     check_agreement,
     check_components,
@@ -166,6 +167,7 @@ def _load(
     check_groups(merged, abilities, report, sources, expected)
     if not task.whole or report.partial:
         check_whole(abilities, report)
+    check_batches(merged, abilities, lead.settings, report, sources)
     cohort = LoadedCohort(
         report=report,
         settings=lead.settings,

@@ -16,6 +16,7 @@ from numpy.typing import DTypeLike
 from torch import Tensor
 
 from trajreplay.schema.lists import Int64s, elements, lengths_of
+from trajreplay.schema.settings import LayoutSettings
 from trajreplay.stages.spans import Spans
 
 # Of samples whose shards lie on any ranks: the one that holds the first shard of each.
@@ -126,6 +127,15 @@ class Packed:
         """(S,) int64. The cohort of each sample."""
         return torch.from_numpy(np.repeat(np.arange(len(self._counts)), self._counts))
 
+    def batches(self, layout: LayoutSettings) -> Tensor:
+        """(S,) int64. What statistics over all samples are of: each cohort, or each rollout."""
+        return self._within_rollouts(self.cohorts) if layout.batch == "rollout" else self.cohorts
+
+    def rank_batches(self, layout: LayoutSettings) -> Tensor:
+        """(S,) int64. The same of the samples of each rank."""
+        ranks = self.cohort_ranks
+        return self._within_rollouts(ranks) if layout.batch == "rollout" else ranks
+
     @cached_property
     def cohort_ranks(self) -> Tensor:
         """(S,) int64. The rank of each sample, numbered over all cohorts."""
@@ -180,7 +190,11 @@ class Packed:
 
     def _of_rollouts(self, column: str) -> Tensor:
         """(S,) int64. Samples of one rollout and one name, numbered."""
-        numbers = self._named(column)
+        return self._within_rollouts(torch.from_numpy(self._named(column)))
+
+    def _within_rollouts(self, classes: Tensor) -> Tensor:
+        """(S,) int64. Classes of samples, divided by the rollout that generated each."""
+        numbers = np.asarray(classes.numpy(), np.int64)
         for name in ("source_attempt", "source_rollout_id"):
             if name in self.table.column_names:
                 numbers = _divided(numbers, self.table[name].to_numpy())

@@ -208,7 +208,7 @@ def reward_inputs(
         dtype: In which a KL is computed.
         asked: Whether that is given, too, which a function of the user does without.
     """
-    settings = given.reward
+    settings, batches = given.reward, packed.batches(given.layout)
     by_grouping = {
         "group": lambda: packed.groups,
         "consumer-batch": lambda: packed.consumer_batches,
@@ -222,8 +222,8 @@ def reward_inputs(
     by_first &= settings.overlong_counts == "first-message"
     by_prompt = settings.std_grouping == "group" and asked
     return RewardInputs(
-        by_grouping.get(settings.grouping, lambda: packed.cohorts)(),
-        packed.cohorts,
+        by_grouping.get(settings.grouping, lambda: batches)(),
+        batches,
         packed.lengths,
         segment_sum(packed.weights, packed.offsets),
         trajectory=None if settings.unit == "sample" else packed.trajectories,

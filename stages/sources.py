@@ -19,6 +19,7 @@ from trajreplay.query.reading import read_columns
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.identity import DATA, CaptureKey
 from trajreplay.schema.tables import EVENTS, ROLLOUTS
+from trajreplay.stages.consumed import Consumed
 from trajreplay.stages.shard_outputs import Part
 from trajreplay.stages.shards import PLACING, is_sharded, placed, whole_samples
 
@@ -87,6 +88,9 @@ class Sources:
     Args:
         sets: The visible capture sets.
         limit_bytes: How much memory the kept rows may take.
+
+    Attributes:
+        consumed: What steps consumed from each rollout.
     """
 
     def __init__(self, sets: CaptureSets, limit_bytes: int) -> None:
@@ -97,6 +101,7 @@ class Sources:
         self._recomputed: dict[Cohort, dict[str, dict[str, Tensor]]] = {}
         self._with_events: dict[Cohort, list[CaptureKey]] | None = None
         self._by_run: dict[str, list[Cohort]] | None = None
+        self.consumed = Consumed(sets)
 
     def find(self, run_id: str, attempt: int, rollout_id: int) -> Source | str:
         """The rows of a rollout, or why they cannot be had."""
@@ -193,6 +198,7 @@ class NoSources(Sources):
 
     def __init__(self) -> None:
         """There is nothing to keep."""
+        self.consumed = Consumed(None)
 
     def find(self, run_id: str, attempt: int, rollout_id: int) -> str:
         """Why there is none."""

@@ -52,7 +52,8 @@ class TokenLosses:
         self._kernel = block.kernel(stage)
         plain = stage == POLICY and is_plain(stage, block.settings)
         self._plain = plain and self._kernel is None
-        self._offsets, self._cohorts = packed.offsets, packed.cohorts
+        self._offsets = packed.offsets
+        self._cohorts = packed.batches(block.settings.layout)
         self._mask = replaced.get("loss_mask", packed.mask)
         self.weights = self._mask.double() if "loss_mask" in replaced else packed.weights
         self.columns = {

@@ -21,12 +21,15 @@ def tokens_of(block: Block, sets: str) -> Tensor | None:
         block: The cohorts.
         sets: As `advantage.whiten` and `advantage.whiten_centre` name them.
     """
-    packed = block.packed
+    packed, layout = block.packed, block.settings.layout
     if sets == "context-rank":
-        return _context_ranks(block)
+        batches = packed.batches(layout).repeat_interleave(packed.lengths)
+        both = _context_ranks(block) * (len(packed.lengths) + 1) + batches
+        numbers: Tensor = torch.unique(both, return_inverse=True)[1]
+        return numbers
     of_samples: dict[str, Callable[[], Tensor]] = {
-        "cohort": lambda: packed.cohorts,
-        "rank": lambda: packed.cohort_ranks,
+        "cohort": lambda: packed.batches(layout),
+        "rank": lambda: packed.rank_batches(layout),
         "group": lambda: packed.groups,
         "sample": lambda: torch.arange(len(packed.lengths)),
         "consumer-batch": lambda: packed.consumer_batches,

@@ -1,4 +1,4 @@
-"""How the samples of a capture set are spread over its ranks."""
+"""How the samples of a batch are spread over steps, and their tokens over ranks."""
 
 from __future__ import annotations
 
@@ -9,16 +9,23 @@ from trajreplay.schema.settings.knobs import count, name
 
 @dataclass(frozen=True)
 class LayoutSettings:
-    """Which tokens a rank of a context-parallel group holds of each response.
+    """Which tokens a context-parallel rank holds of each response, and which samples are a batch.
 
     Args:
-        context: `unstated`; `whole`, every rank holds all of them (NeMo-RL); `zigzag`, two chunks
-            a rank, one from either end (slime, Relax, Megatron); `contiguous`, one (prime-rl);
-            `all-gather`, one of the sequences of a micro-batch laid end to end in row order
-            (slime's and Relax's allgather_cp, before they hand it on as zigzag).
+        context: `unstated`; `whole`, every rank holds all of them (NeMo-RL; prime-rl, which
+            gathers them before the loss); `zigzag`, two chunks a rank, one from either end (slime,
+            Relax, Megatron); `contiguous`, one of every sequence; `all-gather`, one of the
+            sequences of a micro-batch laid end to end in row order (the forward pass of prime-rl;
+            slime's and Relax's allgather_cp, before they hand it on as zigzag).
         context_multiple: Tokens to whose multiple a sequence, or such a stream, is padded before
-            it is cut; None for the number of chunks.
+            it is cut; None for the number of chunks. Where all sequences are padded to one length
+            (Relax's bshd), that length rounded up to a multiple of the chunks.
+        batch: What statistics over all samples are of where one rollout feeds several steps, or
+            one step is fed by several: the samples of the `step`, or those of the `rollout` that
+            generated them, before these are cut into mini-batches; `unstated`, and they are
+            recomputed where the two are the same.
     """
 
     context: str = name("unstated", "whole", "zigzag", "contiguous", "all-gather")
     context_multiple: int | None = count(None)
+    batch: str = name("unstated", "step", "rollout")

@@ -33,7 +33,7 @@ class LossInputs:
         mask: (N,) bool. Trainable tokens.
         offsets: (S+1,) int64. Where the tokens of each sample begin.
         micro_batches: (S,) int64. The micro-batch of each sample; None if all are one.
-        cohorts: (S,) int64. The cohort of each sample; None if all are one.
+        cohorts: (S,) int64. The cohort or batch of each sample; None if all are one.
     """
 
     columns: Mapping[str, Tensor]

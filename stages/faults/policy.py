@@ -35,7 +35,7 @@ def own_terms(
 def inputs(block: Block, columns: Columns, mask: Tensor, offsets: Tensor) -> LossInputs:
     """What the terms of a loss are made of."""
     batches = block.packed.micro_batches if held(block, "micro_batch_id") else None
-    return LossInputs(columns, mask, offsets, batches, block.packed.cohorts)
+    return LossInputs(columns, mask, offsets, batches, block.packed.batches(block.settings.layout))
 
 
 def changed_terms(block: Block, change: Callable[[Settings, Columns, Terms], Terms]) -> Variant:

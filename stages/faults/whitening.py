@@ -37,8 +37,9 @@ def _white(block: Block, settings: Settings, values: Tensor, mask: Tensor, sets:
 
 
 def _sets(block: Block, settings: Settings) -> Tensor:
-    packed, whole = block.packed, settings.advantage.whiten
-    return packed.cohort_ranks if whole == "rank" else packed.cohorts
+    packed, layout = block.packed, settings.layout
+    by_rank = settings.advantage.whiten == "rank"
+    return packed.rank_batches(layout) if by_rank else packed.batches(layout)
 
 
 def _whitened_over_masked(block: Block) -> Iterable[Told]:

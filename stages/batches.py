@@ -1,0 +1,115 @@
+"""Whether a step holds the whole batch that a statistic is of, and each trajectory with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trajreplay.query.catalog import Cohort
+from trajreplay.schema.settings import Settings
+from trajreplay.stages.capability import Ability, over_batches, over_trajectories
+from trajreplay.stages.checks import source_pairs
+from trajreplay.stages.report import CohortReport, StageResult
+from trajreplay.stages.sources import Source, Sources
+
+_ELSEWHERE = "declare the stage at the rollout, whose capture holds them all"
+
+
+def check_batches(
+    table: pa.Table,
+    abilities: dict[str, Ability],
+    settings: Settings,
+    report: CohortReport,
+    sources: Sources,
+) -> None:
+    """Leave out stages whose statistics may be of other samples than those of the cohort.
+
+    Where one rollout feeds several steps, a training normalises either over what it sampled or over
+    what each step consumes, and the values of a step say nothing of which it should have been.
+
+    Args:
+        table: All samples of the cohort.
+        abilities: The stages; those that cannot be verified are taken out.
+        settings: The arithmetic in force.
+        report: Gets the results of those.
+        sources: The rollouts that steps consumed from.
+    """
+    batch = settings.layout.batch
+    parts: list[str] | None = None
+    for stage, one in list(abilities.items()):
+        by_batch = over_batches(stage, settings, one)
+        by_trajectory = "" if one.kernel else over_trajectories(stage, settings)
+        if not by_batch and not by_trajectory:
+            continue
+        problem = ""
+        if report.step_id is None:
+            if by_batch and batch == "step":
+                problem = f"{by_batch} and layout.batch is 'step': declare the stage at the steps"
+        elif batch != "step":
+            if parts is None:
+                parts = _parts(table, report.run_id, sources, _is_elsewhere)
+            if by_batch:
+                problem = _of_batch(by_batch, batch, parts, len(source_pairs(table)))
+            elif parts:
+                cut = _parts(table, report.run_id, sources, _is_cut)
+                problem = f"{by_trajectory}, and {cut[0]}; {_ELSEWHERE}" if cut else ""
+        if problem:
+            report.stages.append(StageResult(stage, "unverified", message=problem))
+            del abilities[stage]
+
+
+def _of_batch(what: str, batch: str, parts: list[str], rollouts: int) -> str:
+    """Why a statistic of a whole batch is not recomputed from a step; empty if it is."""
+    if batch == "rollout":
+        return f"{what}, layout.batch is 'rollout' and {parts[0]}; {_ELSEWHERE}" if parts else ""
+    found = parts[0] if parts else f"it consumed from {rollouts} rollouts" if rollouts > 1 else ""
+    if not found:
+        return ""
+    return (
+        f"{what}, and {found}: state layout.batch, 'step' if it is "
+        f"taken over each step; or {_ELSEWHERE}"
+    )
+
+
+_Others = Callable[[pa.Table, pa.Table], int]
+
+
+def _parts(table: pa.Table, run_id: str, sources: Sources, others: _Others) -> list[str]:
+    """The rollouts that have other samples than the step consumed, in words.
+
+    Args:
+        table: The samples of the step.
+        run_id: The run.
+        sources: Its rollouts.
+        others: How many samples of a rollout, or of all steps that consumed from it, count.
+    """
+    found = []
+    for attempt, rollout_id in sorted(source_pairs(table)):
+        from_here = pc.and_(
+            pc.equal(table["source_attempt"], attempt),
+            pc.equal(table["source_rollout_id"], rollout_id),
+        )
+        source = sources.find(run_id, attempt, rollout_id)
+        known = sources.consumed.of(Cohort(run_id, attempt, rollout_id, None))
+        tables = [known, *([source.table] if isinstance(source, Source) else [])]
+        count = max(others(table.filter(from_here), one) for one in tables)
+        if count:
+            found.append(f"{count} samples of rollout {rollout_id} are not in it")
+    return found
+
+
+def _is_elsewhere(mine: pa.Table, known: pa.Table) -> int:
+    """How many samples are not in the step."""
+    here = pc.is_in(known["sample_id"], value_set=mine["sample_id"].combine_chunks())
+    return int(known.num_rows - (pc.sum(here).as_py() or 0))
+
+
+def _is_cut(mine: pa.Table, known: pa.Table) -> int:
+    """How many are not, of trajectories that the step holds fragments of."""
+    names = "trajectory_id"
+    if names not in mine.column_names or names not in known.column_names:
+        return 0
+    own = mine[names].combine_chunks()
+    return _is_elsewhere(mine, known.filter(pc.is_in(known[names], value_set=own)))

@@ -1,0 +1,207 @@
+"""Statistics of a batch that steps hold parts of: of the stated samples, or not verified at all."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.cohorts import ALL_COLUMNS, ALL_STAGES, ROLLOUT_STAGES, Expected, capture
+from tests.helpers.composed import ComposedTrainer
+from tests.helpers.scenes import WAY, drawn, the_cohort, the_stage, write_rollout
+from tests.helpers.trainer import Sample
+from trajreplay import KlSettings, Lake, LossSettings, RewardSettings, Settings, with_changes
+from trajreplay.stages import StageResult
+
+PLAIN = Settings(
+    reward=RewardSettings(n_samples_per_prompt=4),
+    kl=KlSettings(coef=0.1),
+    loss=LossSettings(batch_reduction="mean"),
+)
+REWARD, ESTIMATE, POLICY = "reward.post_process", "advantage.estimate", "loss.policy"
+BY_STEP, BY_ROLLOUT = {"layout.batch": "step"}, {"layout.batch": "rollout"}
+RESCALED = {"reward.rescale": "batch", "reward.batch_epsilon": 1e-4}
+PARTS = {
+    "reward.weights": {"answer": 1.0, "format": 0.5},
+    "reward.combination": "normalise-then-sum",
+    "reward.batch_epsilon": 1e-4,
+}
+NORMED = {
+    "loss.correction": "tis",
+    "loss.correction_bounds": (0.0, 2.0),
+    "loss.correction_norm": "token",
+}
+# Settings by which all samples of a batch enter, the stage that they enter, and what names them.
+OF_BATCHES: dict[str, tuple[dict[str, Any], str, str]] = {
+    "whitened": ({"advantage.whiten": "cohort"}, ESTIMATE, "advantage.whiten is 'cohort'"),
+    "whitened by rank": ({"advantage.whiten": "rank"}, ESTIMATE, "advantage.whiten is 'rank'"),
+    "around the mean of all": (
+        {"advantage.whiten": "group", "advantage.whiten_centre": "cohort"},
+        ESTIMATE,
+        "advantage.whiten_centre is 'cohort'",
+    ),
+    "one group": (
+        {"reward.grouping": "batch", "reward.n_samples_per_prompt": None},
+        REWARD,
+        "reward.grouping is 'batch'",
+    ),
+    "over its deviation": (
+        {"reward.std_grouping": "batch"},
+        REWARD,
+        "reward.std_grouping is 'batch'",
+    ),
+    "rescaled": (RESCALED, REWARD, "reward.rescale is 'batch'"),
+    "gpg": ({"reward.rule": "gpg", "reward.divide_by_std": False}, REWARD, "reward.rule is 'gpg'"),
+    "components": (PARTS, REWARD, "reward.combination is 'normalise-then-sum'"),
+    "weights over their mean": (NORMED, POLICY, "loss.correction_norm_over is 'cohort'"),
+}
+PASSING = ("pass", "precision")
+
+
+def _samples(rollout_id: int = 0) -> list[Sample]:
+    samples = drawn(WAY, rollout_id=rollout_id)
+    samples[6].raw_reward = 0.0
+    for row, one in enumerate(samples):
+        one.sample_id = f"r-{rollout_id}-{row}"
+        one.raw_reward *= 1.0 + rollout_id * (row % 2)
+        one.trajectory_id, one.fragment_index = f"t-{rollout_id}-{row // 4}", row % 4
+    return samples
+
+
+def _write_steps(
+    lake: Lake,
+    settings: Settings,
+    batches: list[list[Sample]],
+    steps: list[list[Sample]],
+    **options: Any,
+) -> None:
+    """Steps of a training whose statistics are of the samples of each batch.
+
+    Args:
+        lake: Where to.
+        settings: What it computes, and tells.
+        batches: Its samples, each once.
+        steps: What each step consumes of them.
+        options: Passed on to `capture`.
+    """
+    for row, one in enumerate(one for samples in batches for one in samples):
+        if settings.reward.weights:
+            one.components = {"answer": one.raw_reward, "format": float(row % 3)}
+    trainers = [ComposedTrainer(settings, {0: samples}) for samples in batches]
+    for trainer in trainers:
+        trainer.score()
+        trainer.estimate()
+    for step_id, samples in enumerate(steps):
+        expected = Expected(_loss(trainers, samples), {"scope": "rank", "reduction": "mean"})
+        capture(
+            lake,
+            {0: samples},
+            WAY,
+            step_id=step_id,
+            stages=ALL_STAGES,
+            columns=ALL_COLUMNS,
+            settings=settings,
+            expected={0: [expected]},
+            **options,
+        )
+
+
+def _loss(trainers: list[ComposedTrainer], samples: list[Sample]) -> dict[str, float]:
+    """The means over samples of a step, each sample's terms as its batch makes them."""
+    total: dict[str, float] = {}
+    mine = {one.sample_id for one in samples}
+    for trainer in trainers:
+        terms = [trainer.policy_terms(row) for row in range(len(trainer.samples))]
+        rows = [row for row, one in enumerate(trainer.samples) if one.sample_id in mine]
+        for name in terms[0] if rows else ():
+            share = trainer.scalar("loss.policy", name, terms, rows) * len(rows) / len(samples)
+            total[name] = total.get(name, 0.0) + share
+    return total
+
+
+def _stage(lake: Lake, stage: str, step_id: int = 0) -> StageResult:
+    return the_stage(the_cohort(lake.replay(), 0, step_id), stage)
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["not captured", "captured"])
+@pytest.mark.parametrize("name", OF_BATCHES)
+def test_a_statistic_of_a_cut_rollout_is_not_verified(
+    lake: Lake, name: str, captured: bool
+) -> None:
+    changes, stage, what = OF_BATCHES[name]
+    settings, samples = with_changes(PLAIN, changes), _samples()
+    if captured:
+        write_rollout(lake, {0: samples}, stages=["sample"], settings=settings)
+    _write_steps(lake, settings, [samples], [samples[:4], samples[4:]])
+    for step_id in (0, 1):
+        found = _stage(lake, stage, step_id)
+        assert found.verdict == "unverified"
+        assert found.message.startswith(f"{what}, and ")
+        assert "4 samples of rollout 0 are not in it: state layout.batch" in found.message
+
+
+@pytest.mark.parametrize("name", OF_BATCHES)
+def test_a_statistic_of_each_step_is_of_the_step(tmp_path: Path, name: str) -> None:
+    changes, stage, _ = OF_BATCHES[name]
+    settings = with_changes(PLAIN, changes | BY_STEP)
+    for wrong in (False, True):
+        lake, samples = Lake.create(tmp_path / str(wrong)), _samples()
+        steps = [samples[:4], samples[4:]]
+        _write_steps(lake, settings, [samples] if wrong else steps, steps)
+        found = {_stage(lake, stage, step_id).verdict for step_id in (0, 1)}
+        assert "diverged" in found if wrong else found <= set(PASSING)
+
+
+@pytest.mark.parametrize("name", OF_BATCHES)
+def test_a_rollout_that_steps_consume_whole_is_its_own_batch(lake: Lake, name: str) -> None:
+    changes, stage, _ = OF_BATCHES[name]
+    settings, samples = with_changes(PLAIN, changes), _samples()
+    _write_steps(lake, settings, [samples], [samples, samples])
+    assert _stage(lake, stage, 0).verdict in PASSING
+    assert _stage(lake, stage, 1).verdict in PASSING
+
+
+@pytest.mark.parametrize("name", OF_BATCHES)
+def test_a_statistic_of_each_rollout_of_a_step_is_of_the_rollout(tmp_path: Path, name: str) -> None:
+    changes, stage, what = OF_BATCHES[name]
+    for batch, wrong in ((None, False), ("rollout", False), ("rollout", True)):
+        stated = {"layout.batch": batch} if batch else {}
+        settings, two = with_changes(PLAIN, changes | stated), [_samples(0), _samples(1)]
+        lake, together = Lake.create(tmp_path / f"{batch} {wrong}"), [*two[0], *two[1]]
+        _write_steps(lake, settings, [together] if wrong else two, [together])
+        found = _stage(lake, stage)
+        if batch is None:
+            assert found.verdict == "unverified"
+            assert found.message.startswith(f"{what}, and it consumed from 2 rollouts: state")
+        else:
+            assert found.verdict in (("diverged",) if wrong else PASSING), found.message
+
+
+def test_a_rollout_does_not_know_the_statistics_of_its_steps(lake: Lake) -> None:
+    settings = with_changes(PLAIN, {"advantage.whiten": "cohort", **BY_STEP})
+    trainer = ComposedTrainer(settings, {0: _samples()})
+    trainer.score()
+    trainer.estimate()
+    write_rollout(lake, {0: trainer.samples}, stages=ROLLOUT_STAGES, settings=settings)
+    found = the_stage(the_cohort(lake.replay(), 0, None), ESTIMATE)
+    assert found.verdict == "unverified"
+    assert found.message.endswith("layout.batch is 'step': declare the stage at the steps")
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["not captured", "captured"])
+@pytest.mark.parametrize("stage", [REWARD, POLICY])
+def test_a_trajectory_of_which_a_step_holds_a_part_is_not_verified(
+    lake: Lake, stage: str, captured: bool
+) -> None:
+    changes: dict[str, Any] = {"loss.fragments": "shared"}
+    if stage == REWARD:
+        changes = {"reward.unit": "trajectory", "reward.grouping": "none"}
+    settings, samples = with_changes(PLAIN, changes), _samples()
+    for row, one in enumerate(samples):
+        one.trajectory_id, one.raw_reward = f"t-{row % 3}", float(row % 3)
+        one.group = "g-0"
+    if captured:
+        write_rollout(lake, {0: samples}, stages=["sample"], settings=settings)
+    _write_steps(lake, settings, [samples], [samples[:6], samples[6:]])
+    found = _stage(lake, stage)
+    assert found.verdict == "unverified"
+    assert "2 samples of rollout 0 are not in it" in found.message
