@@ -221,6 +221,12 @@ class LiveRecorder(Losses):
                 "are in no graph; hand over the tensor that the loss is computed from",
             )
 
+    def is_recording(self, level: str) -> bool:
+        """As of `Recorder`."""
+        told: Mapping[str, Pending | None] = self._open  # type: ignore[assignment]
+        pending = told.get(level)
+        return pending is not None and not pending.problems
+
     @guarded
     def drop(self, reason: str) -> None:
         """As of `Recorder`."""

@@ -174,6 +174,14 @@ class Recorder:
                 that is on a device is not waited for.
         """
 
+    def is_recording(self, level: str) -> bool:
+        """Whether what is told of the open rollout or step is recorded, and not only its heartbeat.
+
+        Args:
+            level: rollout or step. An integration asks before it prepares what takes time.
+        """
+        return False
+
     def drop(self, reason: str) -> None:
         """Give up what is open; the lake says that it was, and why."""
 

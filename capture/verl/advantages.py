@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from trajreplay.capture.enabling import enable
+from trajreplay.capture.reasons import reason_of
 from trajreplay.capture.recorder import Recorder
 from trajreplay.capture.switches import Switches
 from trajreplay.capture.verl.rows import lengths_of, producer, shown_rewards
@@ -18,8 +20,10 @@ from trajreplay.capture.verl.settings import (
     advantage_stages,
 )
 from trajreplay.schema.records import SampleRecord
+from trajreplay.schema.settings import Settings
 
 RUN_SUFFIX = "-driver"
+_STEPS = "global_steps"
 
 
 class Driver:
@@ -47,9 +51,11 @@ class Driver:
         """What an estimator is called with, by name, before it writes into it."""
         if self._recorder is None:
             self._recorder = Recorder()  # whatever goes wrong below goes wrong once
+            self._rollout_id = _rollouts_before()
             self._recorder = enable(
                 self.switches,
                 rank=0,
+                resume_rollout_id=self._rollout_id or None,
                 expected_ranks=[0],
                 producer=producer("driver"),
                 alone=True,
@@ -117,7 +123,30 @@ class Driver:
                 values=seen.get("values"),
             )
 
+    def failed(self, error: Exception) -> None:
+        """An estimate could not be looked at: the lake says that its rollout is not there."""
+        rollout_id, self._rollout_id = self._rollout_id, self._rollout_id + 1
+        if self._recorder is not None:
+            self._recorder.begin_rollout(rollout_id, settings=Settings())
+            self._recorder.drop(f"an estimate could not be looked at: {reason_of(error)}")
+            self._recorder.end_rollout()
+
     def close(self) -> None:
         """End recording."""
         if self._recorder is not None:
             self._recorder.close()
+
+
+def _rollouts_before() -> int:
+    """Rollouts that the trainer took before this one, those of a checkpoint included.
+
+    The trainer is among those who called. 0 where none says.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        found = frame.f_locals.get("self")
+        steps = getattr(found, _STEPS, None) if hasattr(type(found), "fit") else None
+        if type(steps) is int:
+            return max(0, steps - 1)  # it counts the one that it is at
+        frame = frame.f_back  # type: ignore[assignment]
+    return 0

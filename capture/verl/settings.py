@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from trajreplay.schema.contracts import StageContract
@@ -20,6 +21,22 @@ _AGGREGATIONS = {
     "seq-mean-token-sum-norm": "seq-mean-token-sum",
     "seq-mean-token-mean": "seq-mean-token-mean",
 }
+# What each kind of its KL penalty is here; the two names of k3 are clamped twice.
+_K3 = {
+    "loss.kl_loss_estimator": "k3",
+    "loss.kl_loss_clamp": (-10.0, 10.0),
+    "loss.kl_loss_log_ratio_clamp": (-20.0, 20.0),
+}
+_PENALTIES: dict[str, dict[str, Any]] = {
+    "kl": {"loss.kl_loss_estimator": "k1"},
+    "k1": {"loss.kl_loss_estimator": "k1"},
+    "abs": {"loss.kl_loss_estimator": "abs"},
+    "mse": {"loss.kl_loss_estimator": "k2"},
+    "k2": {"loss.kl_loss_estimator": "k2"},
+    "low_var_kl": _K3,
+    "k3": _K3,
+}
+_THROUGH = "+"  # behind a kind: its value, with the gradient of k2
 _CENTRED = {"reward.divide_by_std": False}
 _WHITE = {"advantage.whiten": "cohort"}
 _TOKENS = {
@@ -47,13 +64,50 @@ BY_TOKEN = ("gae", "reinforce_plus_plus")  # which take the rewards of tokens as
 WHITENED = ("reinforce_plus_plus_baseline",)  # whose advantages do not show what was whitened
 
 
-def loss_settings(name: str, mode: str, config: Any) -> Settings:
-    """The policy loss that a registered function computes.
+@dataclass
+class Terms:
+    """What verl added to a policy loss.
+
+    Attributes:
+        entropy, entropy_loss: Of each token, and as one number; None where there is none.
+        ref_log_probs, kl_kind, penalty, kl_loss: Of the reference, the kind of the penalty, the
+            penalty of each token, and as one number.
+    """
+
+    entropy: Any = None
+    entropy_loss: Any = None
+    ref_log_probs: Any = None
+    kl_kind: str = ""
+    penalty: Any = None
+    kl_loss: Any = None
+
+    @property
+    def scalars(self) -> dict[str, Any]:
+        """The numbers that they came to."""
+        told = {"entropy_loss": self.entropy_loss, "kl_loss": self.kl_loss}
+        return {name: one for name, one in told.items() if one is not None}
+
+    @property
+    def estimator(self) -> str:
+        """The kind of the penalty, however its gradient is made."""
+        return self.kl_kind.removesuffix(_THROUGH)
+
+    @property
+    def passes_through(self) -> bool:
+        """Whether the gradient of the penalty is that of another kind."""
+        return (
+            self.kl_kind.endswith(_THROUGH) and _PENALTIES.get(self.estimator) != _PENALTIES["k2"]
+        )
+
+
+def loss_settings(name: str, mode: str, config: Any, terms: Terms) -> Settings:
+    """The policy loss that a registered function computes, with what is added to it.
 
     Args:
         name: Its name in the registry.
         mode: `loss_agg_mode`.
         config: verl's ActorConfig.
+        terms: What is added.
     """
     low, high = config.clip_ratio_low, config.clip_ratio_high
     general = {
@@ -63,19 +117,28 @@ def loss_settings(name: str, mode: str, config: Any) -> Settings:
         "loss.denominator_rows": "with-tokens",
         "loss.dual_clip": None,
         "loss.log_ratio_clamp": _CLAMP,
-        "loss.use_kl_loss": False,  # what is recorded is the part without
+        "loss.use_kl_loss": terms.kl_loss is not None,
         "loss.tis": False,
         "loss.opsm": False,
         "loss.opd": False,
         "loss.per_token": _mode(name, mode).startswith("token"),
     }
+    if terms.kl_loss is not None:
+        general["loss.kl_loss_coef"] = float(config.kl_loss_coef)
+        general |= _PENALTIES.get(terms.estimator, {})
+    if terms.entropy_loss is not None:
+        general["loss.entropy_coef"] = float(config.entropy_coeff)
     special = _LOSSES[name](config) if name in _LOSSES else {}
     return with_changes(profile("verl").settings, general | special)
 
 
-def loss_contract(name: str, mode: str, weighted: bool) -> StageContract:
+def loss_contract(name: str, mode: str, *, weighted: bool, terms: Terms) -> StageContract:
     """What is claimed of that loss."""
+    apart = bool(terms.scalars) and _mode(name, mode) != mode
     reasons = {
+        f"its terms are aggregated by {mode!r}, and {name} is not": apart,
+        f"kl_loss_type is {terms.kl_kind!r}": terms.kl_loss is not None
+        and terms.estimator not in _PENALTIES,
         f"loss_mode is {name!r}": name not in _LOSSES,
         f"loss_agg_mode is {mode!r}": _mode(name, mode) not in _AGGREGATIONS,
         "losses are weighted by rollout_is_weights": weighted,
@@ -83,19 +146,41 @@ def loss_contract(name: str, mode: str, weighted: bool) -> StageContract:
     reason = next((one for one, holds in reasons.items() if holds), "")
     if reason:
         return StageContract("loss.policy", "recorded-only", reason=reason)
-    return StageContract("loss.policy", scalars=("loss", "pg_loss"))
+    return StageContract("loss.policy", scalars=("loss", "pg_loss", *terms.scalars))
 
 
-def loss_meaning(name: str, mode: str, config: Any, width: int) -> dict[str, Any]:
-    """How that loss of a micro-batch was reduced, scaled and divided.
+def value_settings(mode: str, clip: float) -> Settings:
+    """The value loss.
+
+    Args:
+        mode: `loss_agg_mode`.
+        clip: `cliprange_value`.
+    """
+    changes = {
+        "loss.aggregation": _AGGREGATIONS.get(mode, "token-mean"),
+        "loss.denominator_rows": "with-tokens",
+        "loss.per_token": mode.startswith("token"),
+        "value.clip": float(clip),
+    }
+    return with_changes(profile("verl").settings, changes)
+
+
+def value_contract(mode: str) -> StageContract:
+    """What is claimed of the value loss."""
+    if mode not in _AGGREGATIONS:
+        return StageContract("loss.value", "recorded-only", reason=f"loss_agg_mode is {mode!r}")
+    return StageContract("loss.value", scalars=("value_loss",))
+
+
+def loss_meaning(name: str, mode: str, told: Mapping[str, Any], width: int) -> dict[str, Any]:
+    """How a loss of a micro-batch was reduced, scaled and divided.
 
     Args:
         name: Its name in the registry.
         mode: `loss_agg_mode`.
-        config: verl's ActorConfig.
+        told: What verl's aggregation was told of the batch.
         width: Tokens that its samples are padded to.
     """
-    told: Mapping[str, Any] = config.global_batch_info
     mode, scale = _mode(name, mode), float(told.get("dp_size") or 1)
     if mode == "token-sum":
         return {"reduction": "sum", "scale": scale}
