@@ -30,11 +30,12 @@ _KNOWN = {
     *("dual_clip", "dual_side", "cispo_bounds", "sapo_tau_pos", "sapo_tau_neg", "dro_beta"),
     *("dppo_measure", "dppo_rule", "dppo_form", "dppo_ratio_cap", "dppo_adv_tau", "dppo_kl_tau"),
     *("entropy_coef", "kl_loss_coef", "kl_loss_estimator", "kl_loss_clamp"),
-    *("kl_loss_log_ratio_clamp", "kl_loss_weighted", "kl_loss_weight"),
+    *("kl_loss_log_ratio_clamp", "kl_loss_clamped", "kl_loss_weighted", "kl_loss_weight"),
     *("aggregation", "batch_reduction", "mean_over", "micro_batch_weight", "token_count"),
     *("denominator_rows", "constant_norm", "constant_norm_by_rows", "fragments"),
     *("use_kl_loss", "tis", "opsm", "opd", "per_token", "count_epsilon"),
-    *("metrics_aggregation", "undefined_weight"),  # of metrics, and of weights that none has here
+    # Of metrics, and of weights that none has here.
+    *("metrics_aggregation", "sapo_clipped", "kl_cov_ppo_kl", "undefined_weight"),
 }
 _OFF = LossSettings()
 

@@ -20,6 +20,8 @@ class KlSettings:
         policy_source: Which log-probs stand for the policy: `old` or `rollout`.
         value_clamp: Bounds of the estimate; low_var_kl brings (-10, 10).
         log_ratio_clamp: Bounds of the log ratio that it is made of.
+        clamped: Which estimators these bounds hold for: `every` one, or `k3` and low_var_kl alone
+            (verl, where the two are one).
     """
 
     estimator: str = name("k1", "k2", "k3", "low_var_kl", "abs")
@@ -27,10 +29,29 @@ class KlSettings:
     policy_source: str = name("old", "rollout")
     value_clamp: Interval | None = interval(None)
     log_ratio_clamp: Interval | None = interval(None)
+    clamped: str = name("every", "k3")
 
     def __post_init__(self) -> None:
-        if self.estimator == "low_var_kl" and self.value_clamp is None:
-            object.__setattr__(self, "value_clamp", LOW_VAR_KL_CLAMP)
+        if self.value_clamp is None:
+            object.__setattr__(self, "value_clamp", own_clamp(self.estimator))
+
+    @property
+    def bounds(self) -> tuple[Interval | None, Interval | None]:
+        """Bounds of the estimate and of its log ratio, where they hold for the estimator."""
+        return held_bounds(self.estimator, self.clamped, self.value_clamp, self.log_ratio_clamp)
+
+
+def own_clamp(estimator: str) -> Interval | None:
+    """The bounds that an estimate of the KL brings with it."""
+    return LOW_VAR_KL_CLAMP if estimator == "low_var_kl" else None
+
+
+def held_bounds(
+    estimator: str, clamped: str, value: Interval | None, log_ratio: Interval | None
+) -> tuple[Interval | None, Interval | None]:
+    """Bounds of an estimate and of its log ratio, None for both where they do not hold for it."""
+    holds = clamped == "every" or estimator in ("k3", "low_var_kl")
+    return (value, log_ratio) if holds else (None, None)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from trajreplay.schema.settings.advantage import held_bounds, own_clamp
 from trajreplay.schema.settings.knobs import Interval, flag, interval, intervals, name, number
 
 # Terms of the loss that a V1 capture could only name, not describe.
@@ -75,6 +76,8 @@ class LossSettings:
         cispo_bounds: `two-sided`; `by-sign` of the advantage (Relax); or `upper-absolute`, where
             eps_clip_high is the bound itself (TRL).
         sapo_tau_pos, sapo_tau_neg: Temperatures at positive and other advantages.
+        sapo_clipped: What counts as clipped in `sapo`: a gate of less than 0.9 of its steepest
+            `slope` (Relax), or `nothing` (verl, AReaL, which record 0).
         vespo_k_pos, vespo_lambda_pos: Shape and rate of the weight of a sample in `vespo`.
         vespo_k_neg, vespo_lambda_neg: The same at negative advantages.
         m2po_kl2_budget: Highest second moment of harmful log ratios in `m2po`. Squared nat.
@@ -83,6 +86,8 @@ class LossSettings:
         m2po_least_low, m2po_least_high: How far below and above 1 its bounds lie at least.
         kl_cov_fraction: Share of the trained tokens that `kl-cov` penalises.
         kl_cov_coef: What that costs them. Per nat.
+        kl_cov_ppo_kl: What is recorded as ppo_kl beside `kl-cov`: the `signed` log ratio of old to
+            current, or its `absolute` value (verl).
         dppo_measure: What moves in `dppo`: the `difference` of probabilities, or the `binary-kl`
             between them (verl's dppo_kl).
         dppo_rule: Whether the bound is looked at `by-sign` of the advantage, or both are,
@@ -131,6 +136,7 @@ class LossSettings:
         kl_loss_estimator: As `kl.estimator`.
         kl_loss_clamp: Bounds of that estimate.
         kl_loss_log_ratio_clamp: Bounds of the log ratio that it is made of.
+        kl_loss_clamped: As `kl.clamped`.
         kl_loss_weighted: Whether it is multiplied by a ratio of probabilities.
         kl_loss_weight: Which: current to `old` (slime), to `rollout` (NeMo-RL), or the `ratio` of
             the loss (TRL).
@@ -176,6 +182,7 @@ class LossSettings:
     cispo_bounds: str = name("two-sided", "by-sign", "upper-absolute")
     sapo_tau_pos: float = number(1.0)
     sapo_tau_neg: float = number(1.05)
+    sapo_clipped: str = name("slope", "nothing")
     vespo_k_pos: float = number(2.0)
     vespo_lambda_pos: float = number(3.0)
     vespo_k_neg: float = number(3.0)
@@ -186,6 +193,7 @@ class LossSettings:
     m2po_least_high: float = number(0.5)
     kl_cov_fraction: float = number(0.0002)
     kl_cov_coef: float = number(0.1)
+    kl_cov_ppo_kl: str = name("signed", "absolute")
     dppo_measure: str = name("difference", "binary-kl")
     dppo_rule: str = name("by-sign", "absolute")
     dppo_form: str = name("ratio", "log-prob")
@@ -212,6 +220,7 @@ class LossSettings:
     kl_loss_estimator: str = name("k1", "k2", "k3", "low_var_kl", "abs")
     kl_loss_clamp: Interval | None = interval(None)
     kl_loss_log_ratio_clamp: Interval | None = interval(None)
+    kl_loss_clamped: str = name("every", "k3")
     kl_loss_weighted: bool = flag(False)
     kl_loss_weight: str = name("old", "rollout", "ratio")
     count_epsilon: float = number(0.0)
@@ -232,8 +241,14 @@ class LossSettings:
         if isinstance(self.rejection, Mapping):  # what it is otherwise is refused by its kind
             ordered = dict(sorted(self.rejection.items(), key=lambda item: str(item[0])))
             object.__setattr__(self, "rejection", ordered)
-        if self.kl_loss_estimator == "low_var_kl" and self.kl_loss_clamp is None:
-            object.__setattr__(self, "kl_loss_clamp", (-10.0, 10.0))
+        if self.kl_loss_clamp is None:
+            object.__setattr__(self, "kl_loss_clamp", own_clamp(self.kl_loss_estimator))
+
+    @property
+    def kl_loss_bounds(self) -> tuple[Interval | None, Interval | None]:
+        """Bounds of the KL and of its log ratio, where they hold for its estimator."""
+        estimator, clamped = self.kl_loss_estimator, self.kl_loss_clamped
+        return held_bounds(estimator, clamped, self.kl_loss_clamp, self.kl_loss_log_ratio_clamp)
 
 
 @dataclass(frozen=True)

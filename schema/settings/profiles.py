@@ -6,12 +6,12 @@ tree: what is stored with a capture is the resolved tree.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from trajreplay.schema.errors import SchemaError
-from trajreplay.schema.settings.advantage import AdvantageSettings, KlSettings
+from trajreplay.schema.settings.advantage import AdvantageSettings, KlSettings, own_clamp
 from trajreplay.schema.settings.knobs import kinds
 from trajreplay.schema.settings.loss import LossSettings, ValueSettings
 from trajreplay.schema.settings.reward import RewardSettings
@@ -42,6 +42,8 @@ class Profile:
 
 
 _BOTH_TEN, _BOTH_TWENTY = (-10.0, 10.0), (-20.0, 20.0)
+# How advantages are whitened once they are: E[x^2] - E[x]^2, and a lone token over n.
+_ONE_PASS = AdvantageSettings(whiten_one_pass=True, whiten_short="biased")
 _HALF_SQUARE = ValueSettings(clip=0.5, factor=0.5, counted="loss")
 
 _ALL = (
@@ -49,14 +51,19 @@ _ALL = (
         "relax",
         "1",
         "Groups by group_index and refuses incomplete ones; sums of sample means per rank.",
-        Settings(loss=LossSettings(batch_reduction="mean", cispo_bounds="by-sign")),
+        Settings(
+            advantage=_ONE_PASS,
+            loss=LossSettings(batch_reduction="mean", cispo_bounds="by-sign"),
+        ),
     ),
     Profile(
         "slime",
         "1",
         "Groups by position; the deviation is that of the centred rewards, in float32.",
         Settings(
-            reward=RewardSettings(grouping="stride"), loss=LossSettings(batch_reduction="mean")
+            reward=RewardSettings(grouping="stride"),
+            advantage=_ONE_PASS,
+            loss=LossSettings(batch_reduction="mean"),
         ),
     ),
     Profile(
@@ -65,13 +72,17 @@ _ALL = (
         "Dual clip at 3 is on; a lone sample keeps its reward; a mean over all tokens.",
         Settings(
             reward=RewardSettings(lone="keep", baseline_counts="trained"),
-            kl=KlSettings(value_clamp=None),
+            kl=KlSettings(value_clamp=_BOTH_TEN, clamped="k3"),
+            advantage=AdvantageSettings(masking="carry"),
             loss=LossSettings(
                 aggregation="token-mean",
                 batch_reduction="mean",
                 dual_clip=3.0,
                 log_ratio_clamp=_BOTH_TWENTY,
                 kl_loss_estimator="low_var_kl",
+                kl_loss_clamped="k3",
+                sapo_clipped="nothing",
+                kl_cov_ppo_kl="absolute",
                 metrics_aggregation="token-mean",
                 denominator_rows="with-tokens",
                 count_epsilon=1e-8,
@@ -113,6 +124,7 @@ _ALL = (
                 overlong_counts="first-message",
             ),
             kl=KlSettings(estimator="k3", value_clamp=_BOTH_TEN, log_ratio_clamp=_BOTH_TWENTY),
+            advantage=AdvantageSettings(masking="carry"),
             loss=LossSettings(
                 aggregation="token-mean",
                 batch_reduction="mean",
@@ -144,6 +156,8 @@ _ALL = (
                 masking="multiply",
                 reward_at="last-unmasked",
                 kl_in_reward=True,
+                whiten_ddof=0,
+                whiten_form="floored",
             ),
             loss=LossSettings(
                 aggregation="token-mean",
@@ -170,9 +184,16 @@ _ALL = (
             ),
             kl=KlSettings(coef=0.1, policy_source="rollout", value_clamp=_BOTH_TEN),
             advantage=AdvantageSettings(
-                estimator="reinforce++", masking="carry", kl_in_reward=True
+                estimator="reinforce++",
+                masking="carry",
+                kl_in_reward=True,
+                whiten_form="std",
+                whiten_epsilon=1e-5,
+                whiten_short="keep",
             ),
-            loss=LossSettings(aggregation="token-mean", batch_reduction="mean"),
+            loss=LossSettings(
+                aggregation="token-mean", batch_reduction="mean", sapo_clipped="nothing"
+            ),
             value=_HALF_SQUARE,
         ),
     ),
@@ -215,6 +236,9 @@ def profile(name: str) -> Profile:
 def with_changes(settings: Settings, changes: Mapping[str, Any]) -> Settings:
     """Settings with some fields changed, each named `section.field`.
 
+    A field that is what another one made of it, such as an `eps_clip_high` that equals `eps_clip`,
+    follows that where it is changed and the field itself is not named.
+
     Raises:
         SchemaError: There is no such section or field, or the value is of another kind.
 
@@ -228,11 +252,38 @@ def with_changes(settings: Settings, changes: Mapping[str, Any]) -> Settings:
             known = [f"{one}.{field}" for one, kind in SECTIONS.items() for field in kinds(kind)]
             raise SchemaError(f"no setting {label!r}, expected one of {', '.join(known)}")
         by_section.setdefault(section, {})[name] = value
+    for section, values in by_section.items():
+        held = getattr(settings, section)
+        made = _MADE.get(section, {}).items()
+        follows = (one for one, (source, of) in made if source in values and _is(held, one, of))
+        by_section[section] = dict.fromkeys(follows) | values
     changed = {
         section: replace(getattr(settings, section), **values)
         for section, values in by_section.items()
     }
     return replace(settings, **changed)
+
+
+# Fields that are made of another one where they are not stated: its name, and what of it.
+_MADE: dict[str, dict[str, tuple[str, Callable[[Any], object]]]] = {
+    "kl": {
+        "value_clamp": (
+            "estimator",
+            lambda one: own_clamp(one.estimator) if one.clamped == "every" else one,
+        )
+    },
+    "loss": {
+        "eps_clip_high": ("eps_clip", lambda one: one.eps_clip),
+        "kl_loss_clamp": (
+            "kl_loss_estimator",
+            lambda one: own_clamp(one.kl_loss_estimator) if one.kl_loss_clamped == "every" else one,
+        ),
+    },
+}
+
+
+def _is(section: Any, name: str, made: Callable[[Any], object]) -> bool:
+    return bool(getattr(section, name) == made(section))
 
 
 def differences(left: Settings, right: Settings) -> dict[str, tuple[Any, Any]]:

@@ -161,10 +161,10 @@ _OF_SURROGATES = tuple(
     )
     for surrogate, fields in {
         "cispo": ("cispo_bounds",),
-        "sapo": ("sapo_tau_pos", "sapo_tau_neg"),
+        "sapo": ("sapo_tau_pos", "sapo_tau_neg", "sapo_clipped"),
         "vespo": ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"),
         "m2po": ("m2po_kl2_budget", "m2po_counts", "m2po_least_low", "m2po_least_high"),
-        "kl-cov": ("kl_cov_fraction", "kl_cov_coef"),
+        "kl-cov": ("kl_cov_fraction", "kl_cov_coef", "kl_cov_ppo_kl"),
         "dppo": ("dppo_measure", "dppo_rule", "dppo_form", "dppo_adv_tau", "dppo_kl_tau"),
         "dro": ("dro_beta",),
     }.items()

@@ -35,12 +35,13 @@ def kl_tokens(settings: KlSettings, policy: Tensor, reference: Tensor) -> Tensor
     Returns:
         (N,) in the dtype of `policy`. Nat.
     """
+    value_clamp, log_ratio_clamp = settings.bounds
     return weighted_kl(
         policy,
         reference,
         estimator="k3" if settings.estimator == "low_var_kl" else settings.estimator,
-        value_clamp=settings.value_clamp,
-        log_ratio_clamp=settings.log_ratio_clamp,
+        value_clamp=value_clamp,
+        log_ratio_clamp=log_ratio_clamp,
     )
 
 

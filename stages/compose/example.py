@@ -154,7 +154,8 @@ def _advantage(settings: Settings) -> Tensor:
         _kept(settings) if settings.advantage.counts == "kept" else mask,
         _offsets(),
         reward=torch.tensor(_REWARDS).double(),
-        **_whitened_with(settings),
+        whitened_with=torch.zeros(len(_MASK), dtype=torch.int64),
+        centred_with=_centred_with(settings),
         kl=_kl_tokens(settings),
         kl_coef=settings.kl.coef,
         values=columns["old_values"],
@@ -175,17 +176,11 @@ def _advantage(settings: Settings) -> Tensor:
     return estimate_advantages(settings.advantage, given).advantages[mask].abs().sum()
 
 
-def _whitened_with(settings: Settings) -> dict[str, Tensor]:
+def _centred_with(settings: Settings) -> Tensor:
     """Of one rank and one batch, in which samples and groups are told apart."""
     lengths, one = torch.tensor(_LENGTHS), torch.zeros(len(_LENGTHS), dtype=torch.int64)
     sets = {"group": torch.tensor(_GROUPS), "sample": torch.arange(len(_LENGTHS))}
-    own, centre = settings.advantage.whiten, settings.advantage.whiten_centre
-    return {
-        "whitened_with": sets.get(own, one).repeat_interleave(lengths),
-        "centred_with": sets.get(own if centre == "same" else centre, one).repeat_interleave(
-            lengths
-        ),
-    }
+    return sets.get(settings.advantage.whiten_centre, one).repeat_interleave(lengths)
 
 
 def _loss(settings: Settings) -> Tensor:

@@ -82,13 +82,14 @@ def _kl_loss(settings: LossSettings, given: LossInputs, ratio: Tensor | None) ->
             undefined=settings.undefined_weight if settings.kl_loss_weight == "rollout" else None,
         )
     estimator = settings.kl_loss_estimator
+    value_clamp, log_ratio_clamp = settings.kl_loss_bounds
     return weighted_kl(
         columns["log_probs"],
         columns["ref_log_probs"],
         estimator="k3" if estimator == "low_var_kl" else estimator,
         weights=weights,
-        value_clamp=settings.kl_loss_clamp,
-        log_ratio_clamp=settings.kl_loss_log_ratio_clamp,
+        value_clamp=value_clamp,
+        log_ratio_clamp=log_ratio_clamp,
     )
 
 

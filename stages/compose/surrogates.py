@@ -76,7 +76,8 @@ def scored_tokens(
         return Scored({"pg_loss": policy_gradient_loss(log_probs, advantages)})
     old = None if settings.ratio == "one" else columns[LOG_PROB_SOURCES[settings.old_source]]
     ratio = log_ratio(log_probs, old, clamp=settings.log_ratio_clamp)
-    terms = {"ppo_kl": -ratio}
+    absolute = settings.surrogate == "kl-cov" and settings.kl_cov_ppo_kl == "absolute"
+    terms = {"ppo_kl": ratio.abs() if absolute else -ratio}
     if settings.ratio in _SEQUENCE_FORMS:
         ratio = sequence_log_ratio(
             ratio,
@@ -126,7 +127,9 @@ def _cispo(settings: LossSettings, tokens: _Tokens) -> dict[str, Tensor]:
 def _sapo(settings: LossSettings, tokens: _Tokens) -> dict[str, Tensor]:
     taus = {"tau_pos": settings.sapo_tau_pos, "tau_neg": settings.sapo_tau_neg}
     found = sapo_loss(tokens.ratio, tokens.advantages, **taus)
-    return {"pg_loss": found.pg_loss, "pg_clipfrac": found.gated}
+    nothing = settings.sapo_clipped == "nothing"
+    clipped = torch.zeros_like(found.gated) if nothing else found.gated
+    return {"pg_loss": found.pg_loss, "pg_clipfrac": clipped}
 
 
 def _dro(settings: LossSettings, tokens: _Tokens) -> dict[str, Tensor]:

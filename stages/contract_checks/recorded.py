@@ -41,7 +41,7 @@ def _kl(given: Columns) -> Iterator[Finding]:
     kl, mask, stage = given.tokens("kl"), given.mask, "advantage.kl"
     odd = ((kl < BELOW) & mask).nonzero()[0]
     settings = given.settings.kl
-    if len(odd) and settings.estimator in _NEVER_NEGATIVE and settings.log_ratio_clamp is None:
+    if len(odd) and settings.estimator in _NEVER_NEGATIVE and settings.bounds[1] is None:
         message = (
             f"kl is below 0 at {len(odd)} trained tokens, down to {kl[odd].min():.4g}, and "
             f"{settings.estimator} never is: it was edited in place after it was computed"

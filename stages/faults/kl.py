@@ -85,6 +85,7 @@ def _on(block: Block) -> Iterable[Told]:
         for estimator in ("k1", "k3", "low_var_kl", "k2", "abs"):
             clamp = (-10.0, 10.0) if estimator == "low_var_kl" else None
             changes = {"kl.coef": 1.0, "kl.estimator": estimator, "kl.value_clamp": clamp}
+            changes["kl.clamped"] = "every"
             yield Told(Variant(changes), estimator)
 
 
@@ -105,7 +106,7 @@ def _clamp(block: Block) -> Iterable[Told]:
         if bounds == setting(block, "kl.value_clamp"):
             continue
         detail = "not clamped" if bounds is None else f"clamped to {bounds[0]:g} and {bounds[1]:g}"
-        changes: dict[str, object] = {"kl.value_clamp": bounds}
+        changes: dict[str, object] = {"kl.value_clamp": bounds, "kl.clamped": "every"}
         if setting(block, "kl.estimator") == "low_var_kl" and bounds is None:
             changes["kl.estimator"] = "k3"  # which low_var_kl is without its clamp
         yield Told(Variant(changes), detail)

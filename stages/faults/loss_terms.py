@@ -104,6 +104,7 @@ def _kl_estimator(block: Block) -> Iterable[Told]:
     for estimator in ("k1", "k2", "k3", "abs"):
         for clamp in (None, (-10.0, 10.0)):
             changes = {"loss.kl_loss_estimator": estimator, "loss.kl_loss_clamp": clamp}
+            changes["loss.kl_loss_clamped"] = "every"
             if any(setting(block, name) != one for name, one in changes.items()):
                 bound = "" if clamp is None else ", clamped to -10 and 10"
                 yield Told(Variant(changes), f"by the estimator {estimator}{bound}")

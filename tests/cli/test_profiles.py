@@ -32,6 +32,8 @@ NOT_OF_THE_EXAMPLE = {
     "pass@k",
     "pass@k, plain",
     "overlong",
+    "overlong first message",
+    "overlong trained tokens",
     "value clipped by loss",
 }
 

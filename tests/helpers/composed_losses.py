@@ -1,6 +1,7 @@
 """The losses of the trainer for every setting: plain loops over samples and tokens."""
 
 import math
+import operator
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -24,6 +25,9 @@ def divergence(estimator: str, d: float) -> float:
 
 def estimated_kl(settings: KlSettings, policy: float, reference: float) -> float:
     """The KL of a token, as settings say."""
+    clamps = settings.clamped == "every" or settings.estimator in ("k3", "low_var_kl")
+    if not clamps:
+        return divergence(settings.estimator, policy - reference)
     d = clamped(policy - reference, settings.log_ratio_clamp)
     return clamped(divergence(settings.estimator, d), settings.value_clamp)
 
@@ -85,7 +89,9 @@ class LossTrainer(SurrogateRows):
             pairs = zip(lp, behind, strict=True)
             ratios = [clamped(a - b, loss.log_ratio_clamp) for a, b in pairs]
         if loss.surrogate != "reinforce":
-            terms["ppo_kl"] = [-one for one in ratios]
+            measured = abs if loss.kl_cov_ppo_kl == "absolute" else operator.neg
+            of_all = loss.surrogate == "kl-cov"
+            terms["ppo_kl"] = [measured(one) if of_all else -one for one in ratios]
         ratios = self.of_sample(ratios, mask)
         terms |= self.scored(row, ratios)
         if loss.opsm_delta is not None:
@@ -114,14 +120,16 @@ class LossTrainer(SurrogateRows):
 
     def _kl_loss(self, lp: float, reference: float, power: float) -> float:
         loss = self.settings.loss
-        d = clamped(lp - reference, loss.kl_loss_log_ratio_clamp)
+        clamps = loss.kl_loss_clamped == "every"
+        clamps |= loss.kl_loss_estimator in ("k3", "low_var_kl")
+        d = clamped(lp - reference, loss.kl_loss_log_ratio_clamp if clamps else None)
         kl = divergence(loss.kl_loss_estimator, d)
         if loss.kl_loss_weighted:
             weight, undefined = math.exp(power), loss.undefined_weight
             if undefined is not None and loss.kl_loss_weight == "rollout":
                 weight = held(weight, undefined)
             kl *= weight
-        return clamped(kl, loss.kl_loss_clamp)
+        return clamped(kl, loss.kl_loss_clamp if clamps else None)
 
     def _recorded(
         self, stage: str, terms: Sequence[Mapping[str, list[float]]]

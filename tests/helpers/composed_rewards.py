@@ -183,8 +183,12 @@ class RewardTrainer(LossTrainer):
         settings, reward = self.settings.reward, self.number(sample.raw_reward)
         if settings.overlong_max_length is not None:
             start = settings.overlong_max_length - settings.overlong_buffer
-            first = settings.overlong_counts == "first-message"
-            over = (sample.first_message_length or 0 if first else sample.length) - start
+            counts = {
+                "response": sample.length,
+                "trained": sum(sample.mask),
+                "first-message": sample.first_message_length or 0,
+            }
+            over = counts[settings.overlong_counts] - start
             if settings.overlong_floored:
                 over = min(over, settings.overlong_buffer)
             reward += min(-over / settings.overlong_buffer * settings.overlong_penalty, 0.0)

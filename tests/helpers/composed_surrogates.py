@@ -121,7 +121,8 @@ class SurrogateRows(LossRows):
         if loss.surrogate == "sapo":
             tau = loss.sapo_tau_pos if a > 0 else loss.sapo_tau_neg
             gate = 1.0 / (1.0 + math.exp(-tau * (r - 1.0)))
-            return -4.0 / tau * gate * a, float(4.0 * gate * (1.0 - gate) < 0.9)
+            flat = loss.sapo_clipped == "slope" and 4.0 * gate * (1.0 - gate) < 0.9
+            return -4.0 / tau * gate * a, float(flat)
         if loss.surrogate == "cispo":
             bounded = min(max(r, low), high)
             if loss.cispo_bounds == "by-sign":

@@ -93,6 +93,34 @@ def test_a_profile_is_found_with_and_without_its_version(name: str) -> None:
         profile(f"{name}@0")
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "field", "expected"),
+    [
+        ("trl", {"loss.eps_clip": 0.3}, "loss.eps_clip_high", 0.3),
+        ("slime", {"loss.eps_clip": 0.3, "loss.eps_clip_high": 0.2}, "loss.eps_clip_high", 0.2),
+        ("verl", {"loss.kl_loss_estimator": "k1"}, "loss.kl_loss_bounds", (None, None)),
+        ("verl", {"loss.kl_loss_estimator": "k3"}, "loss.kl_loss_bounds", ((-10.0, 10.0), None)),
+        ("verl", {"kl.estimator": "k3"}, "kl.bounds", ((-10.0, 10.0), None)),
+        ("verl", {}, "kl.bounds", (None, None)),
+        ("openrlhf", {"kl.estimator": "k2"}, "kl.value_clamp", (-10.0, 10.0)),
+    ],
+)
+def test_what_follows_from_a_changed_field_is_what_the_framework_has(
+    name: str, changes: dict[str, Any], field: str, expected: Any
+) -> None:
+    section, _, attribute = field.partition(".")
+    found = getattr(with_changes(profile(name).settings, changes), section)
+    assert getattr(found, attribute) == expected
+
+
+def test_what_was_made_of_a_field_follows_it_and_what_was_stated_stays() -> None:
+    clamped = with_changes(Settings(), {"kl.estimator": "low_var_kl"})
+    assert clamped.kl.value_clamp == (-10.0, 10.0)
+    assert with_changes(clamped, {"kl.estimator": "k3"}).kl.value_clamp is None
+    stated = with_changes(Settings(), {"loss.eps_clip_high": 0.28})
+    assert with_changes(stated, {"loss.eps_clip": 0.1}).loss.eps_clip_high == 0.28
+
+
 def test_profiles_differ_where_frameworks_do() -> None:
     found = differences(profile("relax").settings, profile("verl").settings)
     assert found["loss.dual_clip"] == (None, 3.0)
@@ -134,9 +162,35 @@ DEFAULTS: list[tuple[str, dict[str, Any]]] = [
     ),
     (
         "kl.value_clamp",
-        dict.fromkeys(("slime", "relax", "trl", "verl"))
-        | dict.fromkeys(("openrlhf", "areal", "nemo-rl"), (-10.0, 10.0)),
+        dict.fromkeys(("slime", "relax", "trl"))
+        | dict.fromkeys(("openrlhf", "areal", "nemo-rl", "verl"), (-10.0, 10.0)),
     ),
+    ("kl.clamped", dict.fromkeys(PROFILES, "every") | {"verl": "k3"}),
+    ("advantage.whiten_ddof", dict.fromkeys(PROFILES, 1) | {"openrlhf": 0}),
+    (
+        "advantage.whiten_form",
+        dict.fromkeys(PROFILES, "added") | {"openrlhf": "floored", "areal": "std"},
+    ),
+    ("advantage.whiten_epsilon", dict.fromkeys(PROFILES, 1e-8) | {"areal": 1e-5}),
+    (
+        "advantage.whiten_one_pass",
+        dict.fromkeys(PROFILES, False) | dict.fromkeys(("slime", "relax"), True),
+    ),
+    (
+        "advantage.whiten_short",
+        {"slime": "biased", "relax": "biased", "areal": "keep", "verl": "raise"},
+    ),
+    (
+        "advantage.masking",
+        dict.fromkeys(("slime", "relax", "trl"), "through")
+        | dict.fromkeys(("verl", "nemo-rl", "areal"), "carry")
+        | {"openrlhf": "multiply"},
+    ),
+    (
+        "loss.sapo_clipped",
+        dict.fromkeys(PROFILES, "slope") | dict.fromkeys(("verl", "areal"), "nothing"),
+    ),
+    ("loss.kl_cov_ppo_kl", {"verl": "absolute"}),
     ("kl.log_ratio_clamp", dict.fromkeys(("slime", "openrlhf")) | {"nemo-rl": (-20.0, 20.0)}),
     ("kl.estimator", {"nemo-rl": "k3", "slime": "k1", "areal": "k1"}),
     (

@@ -81,7 +81,12 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
         REWARD,
     ),
     "weighted by kept tokens": (
-        {"reward.baseline": "length-weighted", "reward.baseline_counts": "kept", **VERL_RS},
+        {
+            "reward.baseline": "length-weighted",
+            "reward.baseline_counts": "kept",
+            "loss.rejection": {"token-ratio": (0.98, 1.2)},
+            "loss.rejection_denominator": "kept",
+        },
         REWARD,
     ),
     "batch": ({"reward.grouping": "batch", "reward.n_samples_per_prompt": None}, REWARD),
@@ -93,6 +98,14 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "clipped before": ({"reward.clip_before": (0.25, 0.75)}, REWARD),
     "clipped after": ({"reward.clip_after": (-0.5, 0.5)}, REWARD),
     "overlong": ({"reward.overlong_max_length": 5, "reward.overlong_buffer": 2}, REWARD),
+    "overlong trained tokens": (
+        {
+            "reward.overlong_max_length": 5,
+            "reward.overlong_buffer": 2,
+            "reward.overlong_counts": "trained",
+        },
+        REWARD,
+    ),
     "overlong first message": (
         {
             "reward.overlong_max_length": 5,
@@ -314,6 +327,10 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "cispo by sign": ({"loss.surrogate": "cispo", "loss.cispo_bounds": "by-sign"}, POLICY),
     "cispo of trl": ({"loss.surrogate": "cispo", "loss.cispo_bounds": "upper-absolute"}, POLICY),
     "sapo": ({"loss.surrogate": "sapo"}, POLICY),
+    "sapo that never clips": (
+        {"loss.surrogate": "sapo", "loss.sapo_clipped": "nothing"},
+        POLICY,
+    ),
     "gmpo": ({"loss.surrogate": "gmpo"}, POLICY),
     "m2po": ({"loss.surrogate": "m2po", "loss.m2po_kl2_budget": 0.02}, POLICY),
     "m2po of all tokens": (
@@ -327,6 +344,10 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
         POLICY,
     ),
     "kl-cov": ({"loss.surrogate": "kl-cov", "loss.kl_cov_fraction": 0.3}, POLICY),
+    "kl-cov and how far ratios are from 1": (
+        {"loss.surrogate": "kl-cov", "loss.kl_cov_ppo_kl": "absolute"},
+        POLICY,
+    ),
     "vespo": ({"loss.surrogate": "vespo"}, POLICY),
     "reinforce": ({"loss.surrogate": "reinforce"}, POLICY),
     "vespo, other shapes": (
@@ -665,6 +686,26 @@ def test_what_another_setting_made_is_found_at_its_stage(lake: Lake, name: str) 
 # What both have, and what one of them has besides: the first stage that shows it.
 CLIPPED = {**GAE, "advantage.masking": "carry", **VERL_RS}
 BESIDE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "what counts as clipped in sapo": (
+        {"loss.surrogate": "sapo", "loss.sapo_tau_pos": 9.0},
+        {"loss.sapo_clipped": "nothing"},
+        POLICY,
+    ),
+    "what ppo_kl is beside kl-cov": (
+        {"loss.surrogate": "kl-cov"},
+        {"loss.kl_cov_ppo_kl": "absolute"},
+        POLICY,
+    ),
+    "which estimators are clamped": (
+        {"kl.estimator": "k1", "kl.value_clamp": (-0.01, 0.01)},
+        {"kl.clamped": "k3"},
+        KL,
+    ),
+    "which estimators are clamped in the loss": (
+        {"loss.kl_loss_coef": 0.1, "loss.kl_loss_clamp": (-0.01, 0.01)},
+        {"loss.kl_loss_clamped": "k3"},
+        POLICY,
+    ),
     "the kl of a reward": ({**RLOO}, {"reward.less_kl": True}, REWARD),
     "a second normalisation": ({**RLOO, "reward.less_kl": True}, RESCALED, REWARD),
     "who is alone in it": (
