@@ -13,6 +13,7 @@ from trajreplay.schema.policy import Tolerance
 from trajreplay.stages.block import Block
 from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.compare import Compared, Look, compare_elements, compare_scalar
+from trajreplay.stages.contract_checks.metrics import audited
 from trajreplay.stages.coverage import POLICY, judge_coverage, name_unstated_terms
 from trajreplay.stages.gradients import judge_gradients
 from trajreplay.stages.kernels import scatter_sum_error
@@ -62,7 +63,7 @@ def _replay(block: Block, stage: str) -> None:
         noun="scalars",
     )
     for index, (cohort, found) in enumerate(zip(block.cohorts, outputs, strict=True)):
-        _name_uncompared(cohort, stage, found, isolated)
+        _name_uncompared(block, cohort, stage, found, isolated)
         start, stop = block.packed.sample_bounds[index : index + 2]
         judge_coverage(cohort, stage, found, isolated.aggregates, torch.arange(start, stop))
     if stage == POLICY:
@@ -70,10 +71,14 @@ def _replay(block: Block, stage: str) -> None:
 
 
 def _name_uncompared(
-    cohort: LoadedCohort, stage: str, outputs: list[Recorded], losses: SampleLosses
+    block: Block, cohort: LoadedCohort, stage: str, outputs: list[Recorded], losses: SampleLosses
 ) -> None:
-    """Say which recorded scalars the settings, or a kernel of the user, do not give."""
-    left = sorted({one.output.field for one in outputs} - losses.means.keys())
+    """Say which recorded scalars the settings, a kernel of the user, or a check do not give."""
+    checked = "sample" in block.stages
+    unknown = [one for one in outputs if one.output.field not in losses.means]
+    left = sorted(
+        {one.output.field for one in unknown if not checked or audited(block, one) is None}
+    )
     if left:
         message = (
             f"recorded and compared with nothing: {', '.join(left)}; under the settings there is "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trajreplay.stages.block import Block
+from trajreplay.stages.contract_checks.advantages import check_advantages
 from trajreplay.stages.contract_checks.columns import Together
 from trajreplay.stages.contract_checks.log_probs import check_log_probs
 from trajreplay.stages.contract_checks.metrics import check_metrics
@@ -14,9 +15,12 @@ from trajreplay.stages.report import Finding
 # Columns that are read for the checks alone, where they were captured.
 CHECKED = (
     *("raw_reward", "reward", "rollout_log_probs", "old_log_probs", "log_probs", "kl"),
-    *("advantages", "weight_versions"),
+    *("ref_log_probs", "advantages", "weight_versions", "group_size", "tokens"),
 )
-_CHECKS = (check_log_probs, check_samples, check_weights, check_recorded, check_metrics)
+_CHECKS = (
+    *(check_log_probs, check_samples, check_advantages),
+    *(check_weights, check_recorded, check_metrics),
+)
 
 
 def check_contracts(block: Block) -> list[list[Finding]]:

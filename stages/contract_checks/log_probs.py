@@ -11,7 +11,9 @@ from trajreplay.stages.contract_checks.columns import Flags, Floats, Found, Toge
 from trajreplay.stages.contract_checks.pairs import (
     APART,
     ENOUGH,
+    MANY,
     NEARER,
+    NEARLY_ALL,
     ROUNDED,
     SAMPLED,
     SHORTEST,
@@ -34,9 +36,9 @@ def check_log_probs(given: Together) -> Iterator[Found]:
     for name in held:
         yield from _positive(given, name)
         yield from _quantised(given, name)
+        yield from _zero(given, name, [one for one in NAMES if one in held and one != name])
     for one, other in PAIRS:
         if one in held and other in held:
-            yield from _filled(given, one, other)
             yield from _apart(given, one, other)
             for index in range(len(given.spans)):
                 yield from ((index, found) for found in _temperatures(given, index, one, other))
@@ -98,18 +100,30 @@ def _fits(values: Floats, dtype: str) -> bool:
     return bool((narrow == values).all())
 
 
-def _filled(given: Together, one: str, other: str) -> Iterator[Found]:
-    """Exactly 0 in one column where the other has a real value."""
-    for name, against in ((one, other), (other, one)):
-        values, beside = given.tokens(name), given.tokens(against)
-        zero = given.trained((values == 0).nonzero()[0])
-        odd = zero[(beside[zero] < -APART) & np.isfinite(beside[zero])]
-        for index, places in given.by_cohort(odd):
+def _zero(given: Together, name: str, others: list[str]) -> Iterator[Found]:
+    """Exactly 0 at nearly every trained token, or where another column has a real value."""
+    zero = given.trained((given.tokens(name) == 0).nonzero()[0])
+    for index, mine in given.by_cohort(zero):
+        start, stop = given.spans[index]
+        trained = int(np.count_nonzero(given.mask[start:stop]))
+        if len(mine) >= max(MANY, NEARLY_ALL * trained):
             message = (
-                f"{name} is exactly 0 at {len(places)} trained tokens where the other log-probs "
-                f"are not, first {beside[places[0]]:.4g}: a log-prob that was missing and filled in"
+                f"{name} is exactly 0 at {len(mine)} of {trained} trained tokens: every one would "
+                "be certain, so that they were not computed, or are of another column"
             )
-            yield given.at(index, "log-prob.zero", "warning", message, int(places[0]))
+            yield given.at(index, "log-prob.zero", "warning", message, int(mine[0]))
+            continue
+        for beside in (given.tokens(one)[mine] for one in others if name in NAMES):
+            real = (beside < -APART) & np.isfinite(beside)
+            if real.any():
+                message = (
+                    f"{name} is exactly 0 at {int(real.sum())} trained tokens where the other "
+                    f"log-probs are not, first {beside[real][0]:.4g}: a log-prob that was missing "
+                    "and filled in"
+                )
+                place = int(mine[real][0])
+                yield given.at(index, "log-prob.zero", "warning", message, place)
+                break
 
 
 def _apart(given: Together, one: str, other: str) -> Iterator[Found]:

@@ -12,6 +12,8 @@ from trajreplay.stages.report import Finding
 SAMPLED = "rollout_log_probs"
 # Tokens that a statement about a whole column needs.
 ENOUGH = 24
+# A column of so many trained tokens, nearly all of them exactly 0, is of no sampled response.
+MANY, NEARLY_ALL = 8, 0.95
 # A column is shifted where it lies so much nearer to the other one moved by a token.
 NEARER = 10.0
 APART = 0.02
@@ -20,6 +22,8 @@ STEEP = 0.1
 CERTAIN = 8.0
 EXPLAINED = 0.7
 NEARLY = 0.05
+# A slope of less than this is of a column that does not move, which no temperature makes.
+FLAT = 0.01
 # A cheap look allows two sums so much for rounding.
 ROUNDED = 1.001
 # Samples of one length are compared each with each: so long, and no more than these.
@@ -146,6 +150,8 @@ def _one_sided(
     """The sampler's log-probs against the trainer's: all above, or steeper or flatter."""
     if one != SAMPLED:
         return
+    if np.ptp(first) == 0 or np.mean(first == 0) >= NEARLY_ALL:
+        return  # a value that was filled in
     gap = first.astype(np.float64) - second
     up, down = int((gap > APART).sum()), int((gap < -APART).sum())
     same = int((np.abs(gap) <= APART / 4).sum())
@@ -195,4 +201,5 @@ def _steepness(x: Floats, y: Floats) -> float | None:
     error = (after / max(len(x) - 2, 1) / spread) ** 0.5
     certain = abs(slope - 1.0) > max(STEEP, CERTAIN * error)
     sided = (slope - 1.0) * level > -NEARLY * abs(slope - 1.0)
-    return slope if certain and sided and after < EXPLAINED * before else None
+    moves = slope > FLAT
+    return slope if moves and certain and sided and after < EXPLAINED * before else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from itertools import pairwise
 
 import numpy as np
 
@@ -19,8 +18,6 @@ DOUBLED = 32
 _WITNESSES = ("rollout_log_probs", "old_log_probs", "log_probs")
 # A reward below this is as good as 0.
 NOISE = 1e-5
-# A reward is near 1 / epsilon from this part of it on.
-NEAR = 0.01
 
 
 def check_samples(given: Together) -> Iterator[Found]:
@@ -32,8 +29,6 @@ def check_samples(given: Together) -> Iterator[Found]:
         yield from given.each(_normalised_as_one)
     if "tokens" in names:
         yield from given.each(_mixed_prompts)
-    yield from _near_epsilon(given)
-    yield from _masked_advantages(given)
 
 
 def _duplicates(given: Together) -> Iterator[Found]:
@@ -195,49 +190,3 @@ def _mixed_prompts(given: Columns) -> Iterator[Finding]:
             f"{given.table['group_id'][mixed[0]].as_py()}: groups are of one prompt"
         )
         yield given.finding("group.mixed-prompts", "warning", message, sample=mixed[0])
-
-
-def _near_epsilon(given: Together) -> Iterator[Found]:
-    """Rewards of the size of 1 / epsilon: a deviation that was never filled."""
-    reward = given.settings.reward
-    divided = reward.divide_by_std and reward.grouping != "none"
-    if not divided or not 0 < reward.epsilon <= 1e-3 or not given.has("raw_reward", "reward"):
-        return
-    used, raw = np.abs(given.scalars("reward")), np.abs(given.scalars("raw_reward"))
-    odd = ((used >= NEAR / reward.epsilon) & (used > 100 * raw)).nonzero()[0]
-    for index, rows in given.by_cohort(odd, samples=True):
-        row = int(rows[0])
-        message = (
-            f"{len(rows)} rewards are of the size of 1 / epsilon, here {used[row]:.4g} from "
-            f"{raw[row]:.4g}: they were divided by epsilon alone"
-        )
-        stage = "reward.post_process"
-        yield given.about(index, "reward.near-epsilon", "warning", message, row, stage)
-
-
-def _masked_advantages(given: Together) -> Iterator[Found]:
-    """Masked tokens with an advantage in some samples, and without one in all others."""
-    if not given.has("advantages") or not len(given.masked):
-        return
-    values, size = given.tokens("advantages"), len(given.lengths)
-    owner, filled = given.owners(given.masked), values[given.masked] != 0
-    masked = np.bincount(owner, minlength=size) > 0
-    some = np.bincount(owner[filled], minlength=size) > 0
-    none = masked & ~some
-    if not some.any() or not none.any():
-        return
-    for index, (start, stop) in enumerate(pairwise(given.packed.sample_bounds)):
-        with_some = some[start:stop].nonzero()[0] + start
-        # Samples without an advantage at any token say nothing.
-        without = [
-            row
-            for row in (none[start:stop].nonzero()[0] + start if len(with_some) else [])
-            if values[given.offsets[row] : given.offsets[row + 1]].any()
-        ]
-        if without:
-            message = (
-                f"{len(with_some)} samples have advantages at masked tokens, and {len(without)} "
-                "others have 0 at all of theirs: they were not made in one way"
-            )
-            stage = "advantage.estimate"
-            yield given.about(index, "advantage.masked", "info", message, int(with_some[0]), stage)

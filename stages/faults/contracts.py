@@ -145,6 +145,15 @@ FAULTS = (
         stage="reward.post_process",
     ),
     fault(
+        "advantage.near-epsilon",
+        "divided by epsilon alone",
+        "advantages of the size of 1 / epsilon",
+        "statistics that were never filled; sets of equal advantages that are whitened",
+        "K-003",
+        "K-016",
+        stage="advantage.estimate",
+    ),
+    fault(
         "kl.negative",
         "the recorded KL was overwritten in place",
         "a KL below 0 by an estimator that never is",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.helpers.captures import sample, start
 from tests.helpers.cohorts import capture
@@ -191,6 +194,142 @@ def test_constant_groups_that_are_not_scored_0_are_found(lake: Lake) -> None:
         one.raw_reward, one.reward = 0.1, -0.0074
     found = {one.check: one for one in _findings(lake, samples, stages=["sample"])}
     assert found["group.constant"].sample_id == "s-0"
+
+
+@pytest.mark.parametrize(
+    ("changes", "advantage", "found"),
+    [
+        ({}, 2e4, True),
+        ({}, 50.0, False),
+        ({"reward.epsilon_place": "inside"}, 400.0, True),
+        ({"reward.divide_by_std": False}, 2e4, False),
+        ({"reward.divide_by_std": False, "advantage.whiten": "cohort"}, 2e4, True),
+        (
+            {
+                "reward.divide_by_std": False,
+                "advantage.whiten": "cohort",
+                "advantage.whiten_form": "std",
+            },
+            2e4,
+            False,
+        ),
+    ],
+)
+def test_advantages_of_the_size_of_1_over_epsilon_are_found_where_something_is_divided(
+    lake: Lake, changes: dict[str, Any], advantage: float, found: bool
+) -> None:
+    samples = _samples()
+    samples[5].mask[3] = 0
+    samples[5].columns["advantages"][3:5] = advantage
+    settings = with_changes(WAY.full, changes)
+    said = {
+        one.check: one for one in _findings(lake, samples, stages=["sample"], settings=settings)
+    }
+    assert ("advantage.near-epsilon" in said) == found
+    if found:
+        one = said["advantage.near-epsilon"]
+        assert (one.sample_id, one.token, one.stage) == ("s-5", 4, "advantage.estimate")
+        assert "at 1 trained tokens" in one.message
+
+
+def test_advantages_at_masked_tokens_of_some_samples_only_are_told(lake: Lake) -> None:
+    samples = _samples()
+    for one in samples[:4]:
+        one.mask[2] = 0
+        one.columns["advantages"] = torch.where(
+            torch.tensor(one.mask) != 0, one.columns["advantages"], 0.0
+        )
+    healthy = _findings(lake, samples, stages=["sample"])
+    assert "advantage.masked" not in {one.check for one in healthy}
+    samples[1].columns["advantages"][2] = 0.5
+    other = Lake.create(f"{lake.path}-other")
+    found = {one.check: one for one in _findings(other, samples, stages=["sample"])}
+    assert (found["advantage.masked"].severity, found["advantage.masked"].sample_id) == (
+        "info",
+        "s-1",
+    )
+    assert "1 samples have advantages at masked tokens, and 3 others" in (
+        found["advantage.masked"].message
+    )
+
+
+_LOG_PROBS = ("rollout_log_probs", "old_log_probs", "ref_log_probs", "log_probs")
+
+
+@given(
+    chosen=st.sets(st.sampled_from(_LOG_PROBS), min_size=1),
+    zero=st.sets(st.sampled_from(_LOG_PROBS)),
+    kept=st.integers(0, 2),
+    seed=st.integers(0, 2**20),
+)
+def test_a_column_of_zeros_is_found_whatever_is_beside_it(
+    chosen: set[str], zero: set[str], kept: int, seed: int
+) -> None:
+    """Alone, beside another of zeros, with a value here and there: a warning for each such one."""
+    samples = _samples(seed)
+    for one in samples:
+        one.columns["log_probs"] = one.columns["old_log_probs"] - 0.01
+        for name in zero:
+            one.columns[name] = torch.zeros(one.length)
+    for name in zero:
+        samples[3].columns[name][:kept] = -0.5
+    with tempfile.TemporaryDirectory() as folder:
+        lake = Lake.create(f"{folder}/lake")
+        capture(
+            lake,
+            {0: samples},
+            WAY,
+            step_id=0,
+            stages=["sample"],
+            columns=sorted(chosen),
+            settings=WAY.full,
+        )
+        (cohort,) = lake.replay().cohorts
+        found = [one for one in cohort.findings if one.check == "log-prob.zero"]
+    assert {one.check for one in cohort.findings} <= {"log-prob.zero", "handoff"}
+    assert sorted(one.message.partition(" ")[0] for one in found) == sorted(chosen & zero)
+    assert all((one.severity, one.sample_id, one.token) == ("warning", "s-0", 0) for one in found)
+
+
+def test_a_few_certain_tokens_are_no_column_of_zeros(lake: Lake) -> None:
+    samples = _samples()
+    for one in samples:
+        one.columns["rollout_log_probs"][: one.length * 3 // 4] = 0.0
+    capture(
+        lake,
+        {0: samples},
+        WAY,
+        stages=["sample"],
+        columns=["rollout_log_probs"],
+        settings=WAY.full,
+    )
+    (cohort,) = lake.replay().cohorts
+    assert cohort.findings == []
+
+
+def _with_tokens(lake: Lake, prompts: Sequence[int], stages: Sequence[Any] = ("sample",)) -> None:
+    """A rollout of one group, whose prompts begin with these tokens."""
+    with start(lake, stages=list(stages)) as builder:
+        rows = range(len(prompts))
+        builder.samples([sample(row, raw_reward=None, reward=None) for row in rows])
+        builder.tensor("rollout_log_probs", [[-0.5 - row / 7, -0.3] for row in rows])
+        builder.tensor("tokens", [[first, 8, 9] for first in prompts])
+
+
+def test_members_with_other_prompts_are_found_by_a_replay_and_by_a_validation(lake: Lake) -> None:
+    _with_tokens(lake, [5, 5, 6, 5])
+    (cohort,) = lake.replay().cohorts
+    (found,) = cohort.findings
+    assert (found.check, found.severity, found.sample_id) == (
+        "group.mixed-prompts",
+        "warning",
+        "s-2",
+    )
+    (told,) = lake.validate(deep=True).findings
+    assert (told.check, told.severity) == ("group.mixed-prompts", "warning")
+    other = Lake.create(f"{lake.path}-other")
+    _with_tokens(other, [5, 5, 5, 5])
+    assert other.replay().cohorts[0].findings == []
 
 
 def test_a_part_of_a_group_may_well_be_constant(lake: Lake) -> None:
