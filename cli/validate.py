@@ -11,6 +11,7 @@ import click
 from trajreplay.cli.options import output_options
 from trajreplay.cli.output import Output
 from trajreplay.cli.progress import ProgressBar
+from trajreplay.cli.selecting import MEMORY
 from trajreplay.cli.source import Source, source_options
 from trajreplay.cli.text import counted, printable
 from trajreplay.cli.verb import Verb
@@ -35,6 +36,7 @@ _COLORS = {"error": "red", "warning": "yellow", "info": "cyan"}
     "cohort for what no healthy training records. Default: the digest of each file's bytes says "
     "that they are those that were captured.",
 )
+@MEMORY
 @click.option(
     "--all",
     "everything",
@@ -42,7 +44,9 @@ _COLORS = {"error": "red", "warning": "yellow", "info": "cyan"}
     help="Show every finding. Default: the first ten of a kind.",
 )
 @output_options
-def validate(source: Source, output: Output, deep: bool, everything: bool) -> None:
+def validate(
+    source: Source, output: Output, deep: bool, everything: bool, memory_bytes: int
+) -> None:
     """Check that a lake, or a file of another tool, is whole, without arithmetic.
 
     Format, integrity (digests, counts, types), safety (links, paths), completeness of each rollout
@@ -51,7 +55,7 @@ def validate(source: Source, output: Output, deep: bool, everything: bool) -> No
     shifted columns, permuted samples, doubled ranks and the like.
     """
     with source.open(output) as lake, ProgressBar("Validating", quiet=output.quiet) as progress:
-        report = lake.validate(deep=deep, progress=progress)
+        report = lake.validate(deep=deep, memory_bytes=memory_bytes, progress=progress)
     if output.format == "table":
         lines = validation_lines(report, color=output.has_color, everything=everything)
         output.text("".join(f"{line}\n" for line in lines))

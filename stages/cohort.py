@@ -47,6 +47,7 @@ class LoadedCohort:
         scores: (S,) float64. Raw rewards as that gives them.
         unscored: Why a reward function does not verify the raw rewards.
         comparison: How the replay was asked to compare.
+        incomplete: Its samples with what was left out of `table`; None where nothing was.
     """
 
     report: CohortReport
@@ -66,6 +67,7 @@ class LoadedCohort:
     scores: Tensor | None = None
     unscored: str = ""
     comparison: Comparison = field(default_factory=Comparison)
+    incomplete: pa.Table | None = None
 
     @cached_property
     def stages(self) -> list[str]:
@@ -86,6 +88,7 @@ class LoadedCohort:
         """Leave out columns that some sample lacks: no stage reads them, and none can be packed."""
         some = [name for name in self.lacking if name not in _NULLABLE]
         if some:
+            self.incomplete = self.table.select(["sample_id", "loss_mask", *some])
             self.table = self.table.drop_columns(some)
             self.chained = {name: one for name, one in self.chained.items() if name not in some}
 

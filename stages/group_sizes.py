@@ -8,7 +8,7 @@ from torch import Tensor
 from trajreplay.stages.block import Block
 from trajreplay.stages.compare import EXAMPLES, Look
 from trajreplay.stages.kernels import scatter_sum
-from trajreplay.stages.report import Divergence
+from trajreplay.stages.report import Divergence, Finding
 
 
 def group_size_looks(block: Block, disagree: Tensor | None) -> list[Look]:
@@ -47,6 +47,20 @@ def group_size_looks(block: Block, disagree: Tensor | None) -> list[Look]:
                 )
             )
     return looks
+
+
+def odd_group(look: Look) -> Finding | None:
+    """The finding of a look at the sizes of groups that found odd ones."""
+    if not look.divergences:
+        return None
+    first = look.divergences[0]
+    more = f" and {len(look.divergences) - 1} more" if len(look.divergences) > 1 else ""
+    message = (
+        f"group {first.group_id}{more} has {first.recorded:g} members, and "
+        f"reward.n_samples_per_prompt is {first.recomputed:g}"
+    )
+    check = "group.short" if first.recorded < first.recomputed else "group.large"
+    return Finding(check, "error", message, stage="reward.post_process")
 
 
 def _members(block: Block, groups: Tensor, count: int) -> Tensor:

@@ -30,6 +30,7 @@ from trajreplay.stages.cohort import LoadedCohort, has_own_ids
 from trajreplay.stages.ledger import check_ledger
 from trajreplay.stages.members import counted_members
 from trajreplay.stages.membership import check_groups
+from trajreplay.stages.not_finite import harmful_columns
 from trajreplay.stages.notes import (
     held_dtypes,
     note_copies,
@@ -184,7 +185,10 @@ def _load(
     if has_source and "sample" not in recipe.abilities:
         message = "handoffs are not compared: the step does not declare the stage sample"
         report.findings.append(Finding("handoff", "warning", message))
-    note_non_finite(cohort, recipe.unread)
+    # What some samples lack is left to no stage.
+    harmful = harmful_columns(table, cohort.settings)
+    short = [one for one in harmful if one in cohort.lacking and one not in recipe.finite]
+    note_non_finite(cohort, list(dict.fromkeys([*recipe.unread, *short])))
     note_not_read(cohort, recipe.not_read)
     note_copies(captures, report)
     note_unread_outputs(cohort)

@@ -15,7 +15,8 @@ from trajreplay.schema.entry import Entry, Output
 from trajreplay.schema.identity import UNPROVEN
 from trajreplay.schema.tables import SAMPLE_TABLES
 from trajreplay.stages.cohort import LoadedCohort
-from trajreplay.stages.packed import list_lengths, packed_values
+from trajreplay.stages.not_finite import Samples
+from trajreplay.stages.packed import packed_values
 from trajreplay.stages.report import CohortReport, Finding
 
 _SCALAR_STAGES = ("loss.policy", "loss.value")  # these compare every scalar, or say why not
@@ -77,37 +78,21 @@ def note_not_read(cohort: LoadedCohort, stated: Mapping[str, Sequence[str]]) -> 
 
 def note_non_finite(cohort: LoadedCohort, names: Sequence[str]) -> None:
     """Locate NaN and infinities in columns that no stage reads: on trained tokens they diverge."""
-    if not names:
-        return
-    table = cohort.table
-    mask = table["loss_mask"]
-    offsets = np.concatenate([[0], np.cumsum(list_lengths(mask))])
-    trained = (packed_values(mask) != 0).numpy()
+    samples = Samples(cohort.table)
     for name in names:
-        column = table[name] if name in table.column_names else None
-        if column is None or column.null_count:
+        odd = samples.not_finite(name)
+        if odd is None:
             continue
-        per_token = pa.types.is_list(column.type)
-        values = packed_values(column).numpy() if per_token else column.to_numpy()
-        odd = (~np.isfinite(values)).nonzero()[0]
-        fatal = odd[trained[odd]] if per_token else odd
-        if not len(odd):
-            continue
-        first = int(fatal[0] if len(fatal) else odd[0])
-        row = int(np.searchsorted(offsets, first, side="right")) - 1 if per_token else first
-        token = first - int(offsets[row]) if per_token else None
-        sample_id = table["sample_id"][row].as_py()
-        where = f"{sample_id} token {token}" if per_token else sample_id
-        stage = "sample" if len(fatal) and "sample" in cohort.stages else None
+        stage = "sample" if not odd.masked and "sample" in cohort.stages else None
         cohort.report.findings.append(
             Finding(
-                "non-finite.unread" if len(fatal) else "non-finite.masked",
+                "non-finite.masked" if odd.masked else "non-finite.unread",
                 "error" if stage else "warning",
-                f"{name}, which no declared stage reads, holds {len(odd)} NaN or infinite values, "
-                f"{len(fatal)} of them trained, first {float(values[first])} at {where}",
+                f"{name}, which no declared stage reads, holds {odd.count} NaN or infinite values, "
+                f"{odd.trained} of them trained, first {odd.value} at {odd.where}",
                 stage=stage,
-                sample_id=sample_id,
-                token=token,
+                sample_id=odd.sample_id,
+                token=odd.token,
             )
         )
 

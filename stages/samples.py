@@ -9,7 +9,7 @@ from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.compare import EXAMPLES, Look
 from trajreplay.stages.handoff import compare_handoffs
 from trajreplay.stages.packed import list_lengths, packed_values
-from trajreplay.stages.report import Divergence, StageResult
+from trajreplay.stages.report import Divergence, Finding, StageResult
 from trajreplay.stages.sources import Sources
 
 
@@ -32,13 +32,28 @@ def _check_lengths(cohort: LoadedCohort) -> Look:
     table, look = cohort.table, Look()
     response = np.asarray(table["response_length"].to_numpy(), np.int64)
     total = np.asarray(table["total_length"].to_numpy(), np.int64)
-    for row in (total < response).nonzero()[0].tolist():
+    short = (total < response).nonzero()[0]
+    for row in short.tolist():
         _add(cohort, look, "total_length", row, total[row], response[row])
+    if len(short):
+        row = int(short[0])
+        message = (
+            f"total_length of {len(short)} samples is below response_length, here {total[row]} "
+            f"and {response[row]}: it counts the prompt, too"
+        )
+        _find(cohort, "sample.length", message, row)
     if "tokens" in table.column_names:
         found = list_lengths(table["tokens"])
         wrong = (found != total) & (found != response) & (found >= 0)
         for row in wrong.nonzero()[0].tolist():
             _add(cohort, look, "tokens", row, found[row], total[row])
+        if wrong.any():
+            row = int(wrong.nonzero()[0][0])
+            message = (
+                f"{int(wrong.sum())} samples have other tokens than they say, here {found[row]}, "
+                f"and total_length is {total[row]}, response_length {response[row]}"
+            )
+            _find(cohort, "sample.length", message, row)
     return look
 
 
@@ -54,7 +69,20 @@ def _check_masks(cohort: LoadedCohort) -> Look:
     for row in rows.tolist():
         first = int(odd[np.searchsorted(odd, offsets[row])])
         _add(cohort, look, "loss_mask", row, float(values[first]), 1.0, first - int(offsets[row]))
+    first = int(odd[0])
+    message = (
+        f"loss_mask of {len(rows)} samples is neither 0 nor 1 at {len(odd)} tokens, here "
+        f"{int(values[first])}: it says which tokens are trained, and weighs none"
+    )
+    _find(cohort, "sample.mask", message, int(rows[0]), first - int(offsets[rows[0]]))
     return look
+
+
+def _find(
+    cohort: LoadedCohort, check: str, message: str, row: int, token: int | None = None
+) -> None:
+    sample_id = cohort.table["sample_id"][row].as_py()
+    cohort.report.findings.append(Finding(check, "error", message, "sample", sample_id, token))
 
 
 def _add(

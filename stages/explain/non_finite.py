@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from trajreplay.query import Cohort
 from trajreplay.schema.contracts import STAGE_OF_COLUMN
 from trajreplay.stages.cohort import LoadedCohort
-from trajreplay.stages.packed import list_lengths, packed_values
+from trajreplay.stages.not_finite import Samples
 from trajreplay.stages.report import json_float
 
 # Columns in the order in which a training makes them.
@@ -76,36 +75,20 @@ class FirstNonFinite:
 
 def first_non_finite(cohort: LoadedCohort, place: Cohort) -> FirstNonFinite | None:
     """Look for the earliest NaN or infinity of a cohort, in columns and then in scalars."""
-    table = cohort.table
-    lengths = list_lengths(table["loss_mask"])
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    trained = packed_values(table["loss_mask"]).numpy() != 0
+    samples = [Samples(one) for one in (cohort.table, cohort.incomplete) if one is not None]
     first: tuple[str, str, float, str | None, int | None, bool] | None = None
     spread: dict[str, int] = {}
     for name in _ORDER:
-        if name not in table.column_names or table[name].null_count:
+        odd = next((found for one in samples if (found := one.not_finite(name))), None)
+        if odd is None:
             continue
-        per_token = pa.types.is_list(table[name].type)
-        column = table[name]
-        values = packed_values(column).numpy() if per_token else column.to_numpy()
-        odd = (~np.isfinite(values)).nonzero()[0]
-        if not len(odd):
-            continue
-        spread[name] = len(odd)
-        if first is None:
-            # On a trained token before one under the mask: that is the one that does harm.
-            harm = odd[trained[odd]] if per_token else odd
-            at = int(harm[0] if len(harm) else odd[0])
-            row = int(np.searchsorted(offsets, at, side="right")) - 1 if per_token else at
-            token = at - int(offsets[row]) if per_token else None
-            masked = per_token and not bool(trained[at])
-            stage = STAGE_OF_COLUMN.get(name, "sample")
-            sample_id = str(table["sample_id"][row].as_py())
-            first = (name, stage, float(values[at]), sample_id, token, masked)
+        spread[name] = odd.count
+        stage = STAGE_OF_COLUMN.get(name, "sample")
+        first = first or (name, stage, odd.value, odd.sample_id, odd.token, odd.masked)
     for entry in cohort.owners:
         for one in entry.outputs:
-            found = [one.value] if one.values is None else list(one.values)
-            bad = [value for value in found if value is not None and not np.isfinite(value)]
+            values = [one.value] if one.values is None else list(one.values)
+            bad = [value for value in values if value is not None and not np.isfinite(value)]
             if bad:
                 spread[one.field] = spread.get(one.field, 0) + len(bad)
                 first = first or (one.field, one.stage, bad[0], None, None, False)

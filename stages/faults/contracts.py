@@ -127,6 +127,25 @@ FAULTS = (
         "K-013",
     ),
     fault(
+        "sample.length",
+        "lengths that do not add up",
+        "a sample with other tokens than its lengths say",
+        "what total_length counts: prompt and response; tokens that were cut, or appended since",
+    ),
+    fault(
+        "sample.mask",
+        "a mask that is none",
+        "a loss mask with values that are neither 0 nor 1",
+        "what was written as loss_mask: weights, ids, or a sum of masks",
+    ),
+    fault(
+        "group.large",
+        "groups joined under one id",
+        "groups of more members than planned",
+        "ids of groups: one that is counted anew each rollout, or a prompt that was drawn twice",
+        stage="reward.post_process",
+    ),
+    fault(
         "group.short",
         "members removed after a group was closed",
         "groups of fewer members than planned",

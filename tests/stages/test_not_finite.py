@@ -1,0 +1,87 @@
+"""What is not finite in a column, of which some samples may lack values."""
+
+from __future__ import annotations
+
+import math
+
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.helpers.cohorts import ROLLOUT_COLUMNS
+from tests.helpers.scenes import drawn, write_rollout
+from trajreplay import Lake
+from trajreplay.stages.not_finite import Samples
+
+_VALUES = st.sampled_from([0.5, -1.0, math.nan, math.inf, -math.inf])
+_SAMPLES = st.lists(
+    st.tuples(
+        st.lists(st.tuples(_VALUES, st.booleans()), max_size=4), st.none() | _VALUES, st.booleans()
+    ),
+    max_size=6,
+)
+
+
+@given(samples=_SAMPLES, chunked=st.booleans())
+def test_the_first_that_does_harm_is_found_among_nulls(
+    samples: list[tuple[list[tuple[float, bool]], float | None, bool]], chunked: bool
+) -> None:
+    columns = {
+        "sample_id": [f"s-{row}" for row in range(len(samples))],
+        "loss_mask": [[int(trained) for _, trained in tokens] for tokens, _, _ in samples],
+        "kl": [None if null else [value for value, _ in tokens] for tokens, _, null in samples],
+        "reward": [score for _, score, _ in samples],
+    }
+    kinds = {
+        "sample_id": pa.string(),
+        "loss_mask": pa.list_(pa.uint8()),
+        "kl": pa.list_(pa.float32()),
+        "reward": pa.float64(),
+    }
+    table = pa.table({name: pa.array(one, kinds[name]) for name, one in columns.items()})
+    if chunked and len(table) > 1:
+        table = pa.concat_tables([table.slice(0, 1), table.slice(1)])
+    odd = [
+        (not trained, row, token, value)
+        for row, (tokens, _, null) in enumerate(samples)
+        for token, (value, trained) in enumerate(tokens)
+        if not null and not math.isfinite(value)
+    ]
+    found = Samples(table).not_finite("kl")
+    assert (found is None) == (not odd)
+    if found is not None:
+        masked, row, token, value = min(odd, key=lambda one: one[:3])
+        assert (found.masked, found.sample_id, found.token) == (masked, f"s-{row}", token)
+        assert found.value == value or (found.value != found.value and value != value)
+        assert (found.count, found.trained) == (len(odd), sum(not one[0] for one in odd))
+    scores = [
+        (row, score)
+        for row, (_, score, _) in enumerate(samples)
+        if score is not None and not math.isfinite(score)
+    ]
+    scored = Samples(table).not_finite("reward")
+    assert (scored is None) == (not scores)
+    if scored is not None:
+        assert (scored.count, scored.trained) == (len(scores), len(scores))
+        assert (scored.sample_id, scored.token, scored.masked) == (f"s-{scores[0][0]}", None, False)
+    assert Samples(table).not_finite("returns") is None
+
+
+@pytest.mark.parametrize("column", ROLLOUT_COLUMNS)
+def test_a_nan_in_a_column_that_some_samples_lack_is_found_everywhere(
+    lake: Lake, column: str
+) -> None:
+    samples = drawn()
+    samples[4].columns[column][1] = torch.nan
+    del samples[0].columns[column]
+    write_rollout(lake, samples, stages=["sample"])
+    (cohort,) = lake.replay().cohorts
+    said = [(one.check, one.sample_id, one.token) for one in cohort.findings]
+    assert said == [("non-finite.unread", "s-4", 1)]
+    assert cohort.verdict == "diverged"
+    (first,) = lake.explain().non_finite
+    assert (first.column, first.sample_id, first.token, first.masked) == (column, "s-4", 1, False)
+    (told,) = lake.validate(deep=True).findings
+    assert (told.check, told.severity) == ("non-finite.trained", "error")
