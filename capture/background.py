@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trajreplay.capture.heartbeat import Noted, resolved
 from trajreplay.capture.notes import Notes
-from trajreplay.capture.reasons import reason_of
+from trajreplay.capture.reasons import kind_of, reason_of
 from trajreplay.schema.events import dump_detail
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 Account = Literal["queue", "ring"]
 THREAD = "trajreplay-writer"
 _NICE = 19
+_MOST_KINDS = 30  # of problems that are warned of
 _GRACE_S = 1.0  # for the entries that say what was dropped, once the time to write it is over
 
 
@@ -242,7 +243,7 @@ class Background:
     def _failed(self, handoff: Handoff, error: Exception) -> None:
         """Say so once for each kind of error, and note in the lake what is not there."""
         reason = reason_of(error)
-        self.warn(type(error).__name__, f"a capture was not written: {error}")
+        self.warn(kind_of(error), f"a capture was not written: {error}")
         self._notes.add(handoff.given_up(reason))
         self._notes.retry()
         self.keep(error)
@@ -254,10 +255,12 @@ class Background:
             self.errors.append(error.with_traceback(None))
 
     def warn(self, kind: str, message: str) -> None:
-        """Warn, once for each kind."""
-        if kind not in self._warned:
-            self._warned.add(kind)
-            warn(message)
+        """Warn, once for each kind, and of no more kinds than a person reads."""
+        if kind in self._warned or len(self._warned) > _MOST_KINDS:
+            return
+        self._warned.add(kind)
+        last = len(self._warned) > _MOST_KINDS
+        warn(f"{message}; further problems are not told" if last else message)
 
 
 def _note_fates(store: Store, key: CaptureKey, handoff: Handoff) -> None:

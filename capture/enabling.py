@@ -67,7 +67,8 @@ def enable(
 
     Args:
         switches: Where to, what, and at what cost.
-        settings: The arithmetic in force; a rollout or step may state its own.
+        settings: The arithmetic in force; a rollout or step may state its own, and has to where
+            it is omitted here.
         rollout_stages: Stages that can be recomputed from what is recorded of a rollout.
         step_stages: Likewise of a step.
         rank: This process; that of torch.distributed if omitted.
@@ -76,7 +77,7 @@ def enable(
             rank 0, if omitted.
         resume_rollout_id: Where training resumed, the first rollout that it does anew.
         parallel: Where this rank stands in each parallel dimension.
-        producer: The program that captures.
+        producer: The program that captures; its texts are of one line and 128 characters at most.
         records: Whether this rank has something to record; by default where it is the first of
             its tensor-parallel group, since the others hold copies, and on the last pipeline
             stage, since the others compute no loss.
@@ -94,9 +95,12 @@ def enable(
         DatasetError: Likewise.
     """
     from trajreplay.capture.background import warn
+    from trajreplay.capture.declared import check_said
     from trajreplay.capture.live import LiveRecorder
     from trajreplay.capture.spool import prepare
 
+    for stages in (rollout_stages, step_stages):
+        check_said(settings, stages, producer=producer, parallel=parallel)
     mine = records
     if mine is None:
         mine = parallel is None or (parallel.tensor_rank == 0 and parallel.is_last_stage)

@@ -8,15 +8,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trajreplay.capture.copies import Copier
+from trajreplay.capture.declared import UNKNOWN, check_said, whole
 from trajreplay.capture.guarded import Level, guarded, uncompiled
 from trajreplay.capture.heartbeat import Beat, Heartbeats, problem_of_end
 from trajreplay.capture.losses import Losses
 from trajreplay.capture.outlet import Outlet
 from trajreplay.capture.pending import Pending
-from trajreplay.capture.reasons import reason_of
+from trajreplay.capture.reasons import kind_of, reason_of
 from trajreplay.capture.slots import Slots
 from trajreplay.capture.values import number
-from trajreplay.schema.errors import CaptureError, listed
+from trajreplay.schema.errors import CaptureError, listed, shown
 
 if TYPE_CHECKING:
     from trajreplay.capture.ranks import Place
@@ -53,6 +54,7 @@ class LiveRecorder(Losses):
         self._settings, self._strict = settings, switches.strict
         self._gradients = switches.gradients
         self._stages: dict[Level, Stages] = {"rollout": rollout_stages, "step": step_stages}
+        self._checked: list[tuple[Any, Any]] = []  # the last settings and stages that were
         self._open: dict[Level, Pending | None] = {}
         self._given_up: set[Level] = set()  # what was dropped while the training goes on with it
         self._routing: Mapping[str, Any] = {}
@@ -87,42 +89,67 @@ class LiveRecorder(Losses):
     @guarded
     def begin_rollout(self, rollout_id: int, **options: Any) -> None:
         """As of `Recorder`."""
-        self._begin("rollout", rollout_id, None, **options)
+        self._begin("rollout", {"rollout_id": rollout_id}, options)
 
     @guarded
     def begin_step(self, rollout_id: int, step_id: int, **options: Any) -> None:
         """As of `Recorder`."""
         self._settle_beat({})  # of a step that was begun and never ended
-        self._beat = Beat(rollout_id, step_id)
-        self._begin("step", rollout_id, step_id, **options)
+        self._begin("step", {"rollout_id": rollout_id, "step_id": step_id}, options)
 
-    def _begin(
+    def _begin(self, level: Level, place: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+        uncompiled(self)
+        self._given_up.add(level)  # unless it begins as it should
+        if (before := self._open.pop(level, None)) is not None:
+            before.fail(f"it was not ended when {level} {shown(place['rollout_id'])} began")
+            self._outlet.take(before)
+        at = {name: whole(name, value) for name, value in place.items()}
+        rollout_id, step_id = at["rollout_id"], at.get("step_id")
+        self._given_up.discard(level)
+        if step_id is not None:
+            self._beat = Beat(rollout_id, step_id)
+        if (fate := self._outlet.fate(rollout_id, step_id)) == "none":
+            self._open[level] = None
+            return
+        problem = None
+        try:
+            options = self._options(level, **given)
+        except Exception as error:  # noqa: BLE001 - the capture is noted, and says so
+            options, problem = UNKNOWN, error
+        pending = self._open[level] = Pending(
+            rollout_id,
+            step_id,
+            options,
+            Copier(self._slots),
+            held=fate == "held",
+            routing=self._routing,
+        )
+        if problem is not None:
+            pending.fail(f"begin_{level}: {reason_of(problem)}")
+            self._tell(f"begin_{level}", problem)
+
+    def _options(
         self,
         level: Level,
-        rollout_id: int,
-        step_id: int | None,
         *,
         settings: Settings | RecomputeConfig | None = None,
         stages: Stages | None = None,
         cohort_size: int | None = None,
-    ) -> None:
-        uncompiled(self)
-        self._given_up.discard(level)
-        if (before := self._open.pop(level, None)) is not None:
-            before.fail(f"it was not ended when {level} {rollout_id} began")
-            self._outlet.take(before)
-        if (fate := self._outlet.fate(rollout_id, step_id)) == "none":
-            self._open[level] = None
-            return
-        options = {
-            "settings": settings or self._settings,
-            "stages": self._stages[level] if stages is None else stages,
-            "cohort_size": cohort_size,
-        }
-        copier = Copier(self._slots)
-        self._open[level] = Pending(
-            rollout_id, step_id, options, copier, held=fate == "held", routing=self._routing
-        )
+    ) -> Mapping[str, Any]:
+        """What a capture says of itself."""
+        known = self._settings if settings is None else settings
+        these = self._stages[level] if stages is None else stages
+        if known is None:
+            raise CaptureError(
+                f"the settings of a {level} are not known, expected those in force",
+                hint=f"Give settings to enable, or to begin_{level}.",
+            )
+        stated = settings is not None or stages is not None  # the others were checked at start
+        if stated and not any(known is one and these is two for one, two in self._checked):
+            check_said(known, these)
+            self._checked = [*self._checked[-1:], (known, these)]
+        size = None if cohort_size is None else whole("cohort_size", cohort_size)
+        return {"settings": known, "stages": these, "cohort_size": size}
 
     @guarded
     def record(
@@ -255,10 +282,13 @@ class LiveRecorder(Losses):
         for pending in self._open.values():
             if pending is not None:
                 pending.fail(f"{where}: {reason}")
+        self._tell(where, error)
+
+    def _tell(self, where: str, error: Exception) -> None:
+        """Warn, once of each problem; raise where that is asked for."""
         if self._strict:
             raise error
-        kind = f"{where} {type(error).__name__}"
-        self._outlet.background.warn(kind, f"{where}: {error!r:.500}")
+        self._outlet.background.warn(f"{where} {kind_of(error)}", f"{where}: {error!r:.500}")
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """As of `Recorder`."""

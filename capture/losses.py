@@ -6,6 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from trajreplay.capture.declared import whole
 from trajreplay.capture.guarded import Guarded, Level, guarded
 from trajreplay.capture.heartbeat import Beat
 from trajreplay.capture.pending import Pending
@@ -82,6 +83,8 @@ class Losses(Guarded):
         columns: Mapping[str, Any],
         origins: Mapping[str, Mapping[str, Any]] | None,
     ) -> None:
+        if type(micro_batch) is not int and micro_batch is not None:
+            micro_batch = self._number(micro_batch, stage, samples)
         if self._beat is not None and stage == "loss.policy":
             self._beat.micro_batch(micro_batch, samples, scalars or {})
         if (pending := self._recording("step")) is not None:
@@ -91,6 +94,15 @@ class Losses(Guarded):
             if self._gradients and stage == "loss.policy" and micro_batch is not None:
                 failed = functools.partial(self.failed, "gradients")
                 pending.watch(micro_batch, columns.get("log_probs"), failed)
+
+    def _number(self, micro_batch: Any, stage: str, samples: Sequence[SampleRecord]) -> int:
+        """The number of a micro-batch, which may be one of numpy or torch."""
+        try:
+            return whole("micro_batch", micro_batch)
+        except CaptureError:
+            if self._beat is not None and stage == "loss.policy":
+                self._beat.micro_batch(None, samples, {})  # so that the step has no loss
+            raise
 
 
 def _together(named: Mapping[str, Any], columns: Mapping[str, Any] | None) -> Mapping[str, Any]:
