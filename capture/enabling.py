@@ -103,7 +103,7 @@ def enable(
         check_said(settings, stages, producer=producer, parallel=parallel)
     mine = records
     if mine is None:
-        mine = parallel is None or (parallel.tensor_rank == 0 and parallel.is_last_stage)
+        mine = parallel is None or parallel.is_owner
     try:
         place = agree(
             switches.lake,

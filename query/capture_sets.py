@@ -167,14 +167,17 @@ def read_capture_set(catalog: Catalog, cohort: Cohort, overlap: tuple[int, ...] 
 
 def _differing(copy: Entry, owner: Entry) -> tuple[str, ...]:
     found: list[str] = []
+    # An earlier pipeline stage has no log-probs and none of what is made of them, and other layers.
+    earlier = copy.parallel.pipeline_rank != owner.parallel.pipeline_rank
     for table in (SAMPLE_TABLES[copy.key.kind], ROUTES):
         mine, theirs = copy.file(table.name), owner.file(table.name)
-        if table is ROUTES and (mine is None or theirs is None):
+        if table is ROUTES and (mine is None or theirs is None or earlier):
             continue  # routes are often recorded by the owner alone
         found += [
             column.name
             for column in table.columns
             if column.role != "key"
+            and not (earlier and mine is not None and column.name not in mine.columns)
             and _digest(mine, column.name, column.type) != _digest(theirs, column.name, column.type)
         ]
     return tuple(found)

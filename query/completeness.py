@@ -111,7 +111,8 @@ def _copy_problems(entries: list[Entry]) -> list[str]:
         return []
     shards = {entry.parallel.shard for entry in entries if entry.owner}
     return [
-        f"rank {entry.key.rank} is a parallel copy and no rank of the set owns its samples"
+        f"rank {entry.key.rank} is a parallel copy and no rank of the set owns its samples: "
+        "capture tensor rank 0 of the last pipeline stage too, or say owner=True of one that counts"
         for entry in entries
         if not entry.owner and entry.parallel.shard not in shards
     ]

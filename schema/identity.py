@@ -46,8 +46,9 @@ class CaptureKey(NamedTuple):
 class ParallelCoordinates:
     """Where a rank stands in each parallel dimension, and how large that dimension is.
 
-    A rank with a tensor rank other than 0 holds a copy of the samples of tensor rank 0: its
-    columns are compared byte for byte with the owner's and counted once.
+    Tensor rank 0 of the last pipeline stage, which computes the loss, owns the samples of its data
+    and context rank. The others of these hold copies: what they record is compared byte for byte
+    with the owner's, and counted once.
     """
 
     data_rank: int = 0
@@ -75,6 +76,11 @@ class ParallelCoordinates:
     def is_last_stage(self) -> bool:
         """Whether the rank is of the last pipeline stage, which computes the loss."""
         return self.pipeline_rank == self.pipeline_size - 1
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether its samples count, and those of the other tensor ranks and stages are copies."""
+        return self.tensor_rank == 0 and self.is_last_stage
 
     @property
     def shard(self) -> tuple[int, int]:

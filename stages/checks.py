@@ -90,7 +90,8 @@ def _refuse_twice(parts: list[tuple[Entry, pa.Table]]) -> None:
             twice = [one for one, count in Counter(mine).items() if count > 1 or one in before]
             raise DatasetError(
                 f"{entry.key}: {len(twice)} samples are there twice, first {twice[0][0]!r}; sample "
-                "ids are unique within a rollout, and a parallel copy states its tensor rank"
+                "ids are unique within a rollout, and a parallel copy states its tensor and "
+                "pipeline rank, or owner=False"
             )
         before |= distinct
 

@@ -41,7 +41,7 @@ def make_draft(
         parallel: Where its rank stands.
         stages: Declared stages.
         redaction: What may be kept of text.
-        owner: Whether its rows count; None lets those of tensor rank 0.
+        owner: Whether its rows count; None lets those of `parallel.is_owner`.
         cohort_size: Samples of the cohort, where known.
         tolerances: The producer's own, by stage.
 
@@ -55,7 +55,7 @@ def make_draft(
     return Entry(
         key=key,
         expected_ranks=_ranks(expected_ranks, key.rank),
-        owner=parallel.tensor_rank == 0 if owner is None else owner,
+        owner=parallel.is_owner if owner is None else owner,
         cohort_size=cohort_size,
         producer=producer.to_json(),
         parallel=parallel,

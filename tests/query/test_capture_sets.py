@@ -135,6 +135,29 @@ def test_a_copy_that_differs_is_named_with_its_columns(lake: Lake) -> None:
     assert "rank 1 is a copy of rank 0 and differs in reward" in str(difference)
 
 
+def write_stages(lake: Lake, **first: Any) -> None:
+    """Two pipeline stages with the same samples, of which the first has no log-probs."""
+    samples, log_probs = copy_content()
+    for stage, content in ((0, copy_content(**first)[:1]), (1, [samples, log_probs])):
+        place = ParallelCoordinates(pipeline_rank=stage, pipeline_size=2)
+        record(lake, *content, rank=stage, expected_ranks=[0, 1], parallel=place)
+
+
+def test_the_last_pipeline_stage_owns_the_samples(lake: Lake) -> None:
+    write_stages(lake)
+    found = only_set(lake)
+    assert [entry.key.rank for entry in found.owners] == [1]
+    assert [entry.key.rank for entry in found.copies] == [0]
+    assert found.copy_differences == ()
+
+
+def test_an_earlier_pipeline_stage_that_differs_is_named(lake: Lake) -> None:
+    write_stages(lake, reward=2.0)
+    (difference,) = only_set(lake).copy_differences
+    assert (difference.rank, difference.owner_rank) == (0, 1)
+    assert difference.columns == ("reward",)
+
+
 def test_a_copy_without_an_owner_is_a_problem(lake: Lake) -> None:
     write_rollout(lake, 0, parallel=ParallelCoordinates(tensor_rank=1, tensor_size=2))
     assert "no rank of the set owns its samples" in only_set(lake).problems[0]

@@ -86,6 +86,31 @@ def test_an_unequal_copy_diverges_at_the_stage_of_its_column(
     assert f"rank 1 is a copy of rank 0 and differs in {column}" in finding.message
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_pipeline_stages_with_the_same_samples_are_counted_once(lake: Lake, same: bool) -> None:
+    """The last one computes the loss; an earlier one knows the samples, and no log-probs."""
+    shares = {0: drawn(), 1: drawn()}
+    for one in shares[0]:
+        one.columns = {name: one.columns[name] for name in ("ref_log_probs", "kl")}
+    if not same:
+        shares[0][2].columns["kl"][0] += 1e-7
+    parallel = {rank: ParallelCoordinates(pipeline_rank=rank, pipeline_size=2) for rank in shares}
+    expected = {1: rank_sums(TRAINER, {1: shares[1]})[1]}
+    write_whole(lake, shares, parallel=parallel, expected=expected)
+    report = lake.replay()
+    assert diverged(report) == ([] if same else ["advantage.kl"])
+    assert the_stage(report, "reward.post_process").compared == 8
+    copies = [one.message for one in report.cohorts[0].findings if one.check == "copy"]
+    assert copies == ([] if same else ["rank 0 is a copy of rank 1 and differs in kl"])
+
+
+def test_samples_that_are_there_twice_are_refused_with_what_to_state(lake: Lake) -> None:
+    parallel = dict.fromkeys((0, 1), ParallelCoordinates())
+    write_whole(lake, {0: drawn(), 1: drawn()}, parallel=parallel)
+    assert "there twice, first 's-0'" in refusals(lake.replay())
+    assert "states its tensor and pipeline rank, or owner=False" in refusals(lake.replay())
+
+
 def test_a_copy_that_recorded_another_loss_diverges(lake: Lake) -> None:
     shares = {0: drawn(), 1: drawn()}
     parallel = {rank: ParallelCoordinates(0, 1, rank, 2) for rank in shares}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from tests.helpers.captures import sample, start
 from tests.helpers.cohorts import Expected, capture
-from tests.helpers.scenes import WAY, drawn, write_rollout
+from tests.helpers.scenes import WAY, drawn, the_cohort, the_stage, write_rollout
 from tests.helpers.trainer import Sample
 from tests.stages import test_fault_cases as plain
 from tests.stages import test_fault_cases_composed as composed
@@ -215,10 +216,14 @@ def test_a_subtracted_kl_loss_is_named(lake: Lake) -> None:
     _check(lake, "loss.policy", "loss.kl-sign")
 
 
-def test_old_log_probs_of_newer_weights_are_named(lake: Lake) -> None:
+@pytest.mark.parametrize("side", ["right", "wrong"])
+def test_old_log_probs_of_newer_weights_are_named(lake: Lake, side: str) -> None:
     """K-069: the settings say the sampler's, the loss took the recomputed ones."""
     case = plain.CASES["K-069"]
     inputs = case["inputs"]
+    taken = inputs["rollout_logp" if side == "right" else "recomputed_logp"]
+    gap = taken - inputs["current_logp"]
+    assert math.exp(-gap) == pytest.approx(case[side]["ratio"], abs=case["tol"])
     one = Sample("s-0", "g-0", [1], 0.0, reward=0.0)
     one.columns = {
         "log_probs": torch.tensor([inputs["current_logp"]]),
@@ -226,10 +231,15 @@ def test_old_log_probs_of_newer_weights_are_named(lake: Lake) -> None:
         "rollout_log_probs": torch.tensor([inputs["rollout_logp"]]),
         "advantages": torch.tensor([inputs["advantage"]]),
     }
-    loss, gap = case["wrong"]["loss"], inputs["recomputed_logp"] - inputs["current_logp"]
-    values = {"loss": loss, "pg_loss": loss, "pg_clipfrac": 0.0, "ppo_kl": gap}
+    loss, clipped = case[side]["loss"], float(side == "right")
+    values = {"loss": loss, "pg_loss": loss, "pg_clipfrac": clipped, "ppo_kl": gap}
     _trained(lake, with_changes(Settings(), {"loss.old_source": "rollout"}), [one], values)
-    _check(lake, "loss.policy", "loss.old-source")
+    if side == "right":
+        cohort = the_cohort(lake.replay())
+        assert the_stage(cohort, "loss.policy").verdict in ("pass", "precision")
+        assert lake.explain().explanations == []
+    else:
+        _check(lake, "loss.policy", "loss.old-source")
 
 
 def test_a_loss_counted_once_per_rank_is_named(lake: Lake) -> None:
