@@ -26,8 +26,8 @@ from trajreplay.cli.verb import Verb
 def capability(profile: str | None, output: Output) -> None:
     """Print the capability matrix.
 
-    By stage, every setting with the values that can be recomputed; of a profile, what each stage
-    reads and is compared with.
+    By stage, every setting with the values that can be recomputed and what comes of the others; of
+    a profile, what each stage reads and is compared with.
     """
     import pyarrow as pa
 
@@ -36,19 +36,21 @@ def capability(profile: str | None, output: Output) -> None:
 
 
 def matrix_rows() -> list[dict[str, Any]]:
-    """Every setting of every stage, with the values that can be recomputed."""
+    """Every setting of every stage: what can be recomputed, and where that is not all of it."""
     from trajreplay.schema import STAGES
     from trajreplay.schema.settings import SECTIONS
     from trajreplay.schema.settings.knobs import kinds
+    from trajreplay.stages.capability import limits
 
     return [
         {
             "stage": stage.name,
             "setting": f"{section}.{name}",
             "recomputed": ", ".join(kind.known) or kind.expected,
+            "otherwise": "; ".join(limits(stage.name, f"{section}.{name}")),
         }
         for stage in STAGES
-        for section in stage.settings
+        for section in (*(("layout",) if stage.name == "sample" else ()), *stage.settings)
         if section in SECTIONS
         for name, kind in kinds(SECTIONS[section]).items()
     ]

@@ -118,11 +118,12 @@ def stages() -> str:
 
 
 def settings() -> str:
-    """The capability matrix: every setting of each stage, with the values that are recomputed."""
+    """The capability matrix: every setting of each stage, and what comes of its values."""
     rows = [
-        (f"`{row['stage']}`", f"`{row['setting']}`", row["recomputed"]) for row in matrix_rows()
+        (f"`{row['stage']}`", f"`{row['setting']}`", row["recomputed"], row["otherwise"])
+        for row in matrix_rows()
     ]
-    return table(("stage", "setting", "recomputed"), rows)
+    return table(("stage", "setting", "recomputed", "otherwise"), rows)
 
 
 def profiles() -> str:

@@ -3,6 +3,7 @@
 from trajreplay.stages.capability.ability import LOG_PROB_SOURCES, Ability
 from trajreplay.stages.capability.advantages import message_faults
 from trajreplay.stages.capability.batches import over_batches, over_trajectories
+from trajreplay.stages.capability.limits import limits
 from trajreplay.stages.capability.matrix import ability
 from trajreplay.stages.capability.reused import reused_ability
 from trajreplay.stages.capability.unread import not_read
@@ -13,6 +14,7 @@ __all__ = [
     "Ability",
     "ability",
     "is_plain",
+    "limits",
     "message_faults",
     "not_read",
     "over_batches",

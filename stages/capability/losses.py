@@ -13,6 +13,8 @@ from trajreplay.stages.capability.rejections import (
     rejects,
 )
 
+# Names that are looked at and never recomputed, with the reason.
+INSPECTED = {"loss.surrogate": {"clip-cov": "which chooses tokens at random"}}
 _OF_BATCHES = ("m2po", "kl-cov")
 _OF_SAMPLES = ("gmpo", "vespo")
 
@@ -51,8 +53,8 @@ def _value_over_batches(settings: Settings) -> str:
 def only_inspected(stage: str, settings: Settings, columns: Collection[str]) -> str:
     """Why a loss can be looked at and not recomputed; empty if it can."""
     policy, loss = stage == "loss.policy", settings.loss
-    if policy and loss.surrogate == "clip-cov":
-        return "loss.surrogate is 'clip-cov', which chooses tokens at random"
+    if policy and (reason := INSPECTED["loss.surrogate"].get(loss.surrogate)):
+        return f"loss.surrogate is {loss.surrogate!r}, {reason}"
     acting = _by_micro_batch(loss) if policy else _value_over_batches(settings)
     if acting and "micro_batch_id" not in columns:
         return f"{acting}, and the micro-batch of samples was not captured"
