@@ -1,6 +1,6 @@
 """Readers of files that other tools left: each kind of file to captures of a lake."""
 
-from trajreplay.capture.importers.importing import ImportedSource, ImportReport, import_files
+from trajreplay.capture.importers.importing import import_files
 from trajreplay.capture.importers.json_lines import (
     bits,
     first_names,
@@ -8,6 +8,7 @@ from trajreplay.capture.importers.json_lines import (
     objects,
     token_ids,
 )
+from trajreplay.capture.importers.named import NamedPath, named
 from trajreplay.capture.importers.places import below, run_of
 from trajreplay.capture.importers.registry import (
     Importer,
@@ -16,6 +17,7 @@ from trajreplay.capture.importers.registry import (
     kinds,
     recognise,
 )
+from trajreplay.capture.importers.report import ImportedSource, ImportReport
 from trajreplay.capture.importers.stating import Statement, groups_by_position, stated
 from trajreplay.schema.bundles.record import CaptureRecord, Scalars
 
@@ -25,6 +27,7 @@ __all__ = [
     "ImportReport",
     "ImportedSource",
     "Importer",
+    "NamedPath",
     "Scalars",
     "Statement",
     "below",
@@ -35,6 +38,7 @@ __all__ = [
     "import_files",
     "importer_of",
     "kinds",
+    "named",
     "objects",
     "recognise",
     "run_of",

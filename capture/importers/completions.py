@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -57,6 +60,26 @@ def is_damaged(path: Path) -> bool:
 def family_of(path: Path) -> str | None:
     """What the names of the files have in common; None for any other name."""
     return "" if _NAME.fullmatch(path.name) else None
+
+
+def after(path: Path) -> Iterator[Path]:
+    """The files of such names in the folder of one that follow it, in their order."""
+    names, places = _names(path.parent, path.parent.stat().st_mtime_ns)
+    return (path.parent / name for name in islice(names, places[path.name] + 1, None))
+
+
+def before(path: Path) -> Iterator[Path]:
+    """Those that precede it, the last one first."""
+    names, places = _names(path.parent, path.parent.stat().st_mtime_ns)
+    return (path.parent / names[place] for place in range(places[path.name] - 1, -1, -1))
+
+
+@lru_cache(maxsize=1)
+def _names(folder: Path, _changed_ns: int) -> tuple[list[str], dict[str, int]]:
+    """The files of such names in a folder, and the place of each: listed once for all of them."""
+    found = [one for one in os.listdir(folder) if _NAME.fullmatch(one)]  # noqa: PTH208 - names
+    names = sorted(found, key=lambda name: (step_of(Path(name)), name))
+    return names, {name: place for place, name in enumerate(names)}
 
 
 def repeats(path: Path, before: Path) -> bool:

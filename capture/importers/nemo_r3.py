@@ -13,6 +13,7 @@ from typing import Any
 
 from trajreplay.capture.importers.places import below, is_plain_file, run_of
 from trajreplay.capture.importers.registry import Importer, ImportOptions
+from trajreplay.schema.bundles.folder import note_read
 from trajreplay.schema.bundles.r3 import RecordError, parse_record, trace_lines
 from trajreplay.schema.bundles.r3.records import PayloadSample, TraceRecord
 from trajreplay.schema.bundles.record import EventLine, EventRecord
@@ -80,6 +81,7 @@ def _records(folder: Path) -> Iterator[tuple[TraceRecord, bytes]]:
     store = LocalStore(folder)
     seen: dict[Any, Any] = {}
     for name in _traces(folder):
+        note_read(folder / name)
         for number, line in trace_lines(store, name):
             try:
                 yield parse_record(line, name, number, seen), line

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from trajreplay.capture.importers.registry import ImportOptions
-from trajreplay.schema.bundles.folder import is_folder
+from trajreplay.schema.bundles.folder import is_folder, note_read
 from trajreplay.schema.errors import DatasetError, SchemaError
 from trajreplay.schema.identity import check_id
 from trajreplay.schema.localstore import LocalStore
@@ -89,6 +89,7 @@ def opened(path: Path) -> BinaryIO:
     Raises:
         DatasetError: It is missing, a link, or no regular file.
     """
+    note_read(path)
     return os.fdopen(LocalStore(path.parent).open(path.name), "rb")
 
 

@@ -14,6 +14,8 @@ import pyarrow as pa
 
 from trajreplay.capture.importers.completions import (
     NAMES,
+    after,
+    before,
     check_columns,
     family_of,
     is_completions,
@@ -25,10 +27,11 @@ from trajreplay.capture.importers.completions import (
     step_of,
     values_of,
 )
-from trajreplay.capture.importers.places import below, below_or_damaged, run_of
+from trajreplay.capture.importers.places import below_or_damaged, run_of
 from trajreplay.capture.importers.registry import Importer, ImportOptions
 from trajreplay.capture.importers.stating import Statement, stated, trivial
 from trajreplay.capture.importers.texts import TEXT_ALONE, grouped_texts
+from trajreplay.schema.bundles.folder import noting_reads
 from trajreplay.schema.bundles.record import CaptureRecord
 from trajreplay.schema.identity import ProducerInfo
 from trajreplay.schema.records import SampleRecord
@@ -61,11 +64,12 @@ def _find(path: Path) -> Iterator[Path]:
 
 def _first(path: Path) -> Path:
     """The first of the files beside one that hold its rows, one after the other."""
-    beside = list(below(path.parent, is_completions, 1))
-    place = beside.index(path)
-    while place and repeats(beside[place], beside[place - 1]):
-        place -= 1
-    return beside[place]
+    first = path
+    for one in filter(is_completions, before(path)):
+        if not repeats(first, one):
+            break
+        first = one
+    return first
 
 
 def _read(path: Path, options: ImportOptions) -> Sequence[CaptureRecord]:
@@ -87,7 +91,8 @@ def _read(path: Path, options: ImportOptions) -> Sequence[CaptureRecord]:
     if weights is None:
         settings = with_changes(settings, {_WEIGHTS: dict.fromkeys(rewards, 1.0)})
         facts["unstated"] = _WEIGHTS
-    same = list(_followers(path))
+    with noting_reads():  # these are looked at, and not taken
+        same = list(_followers(path))
     note = f"{path}: {', '.join(same)} hold the same rows, and are not counted again"
     others = [one for one in table.column_names if one not in (*NAMES, *rewards)]
     left = f"{path}: {', '.join(others[:8])} are no rewards: not taken"
@@ -109,8 +114,7 @@ def _read(path: Path, options: ImportOptions) -> Sequence[CaptureRecord]:
 
 def _followers(path: Path) -> Iterator[str]:
     """The files after one that repeat it."""
-    beside = list(below(path.parent, is_completions, 1))
-    for one in beside[beside.index(path) + 1 :]:
+    for one in filter(is_completions, after(path)):
         if not repeats(one, path):
             return
         yield one.name

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.layout import LAKE_FILE
+from trajreplay.schema.publish import publish
 
 SUFFIX = ".tar.zst"
 _MAX_FACTOR = 64  # float32 values shrink less than tenfold, masks and JSON less than this
@@ -53,9 +54,8 @@ def pack(folder: Path, archive: Path) -> None:
             for path in sorted(folder.rglob("*")):
                 name = path.relative_to(folder).as_posix()
                 tar.add(path, name, recursive=False, filter=_anonymous)
-        os.link(aside, archive)
-    except FileExistsError as error:
-        raise DatasetError(f"{archive} is there already", hint="Choose another name.") from error
+        if not publish(str(aside), str(archive)):
+            raise DatasetError(f"{archive} is there already", hint="Choose another name.")
     except OSError as error:
         raise DatasetError(f"{archive} cannot be written: {error}") from error
     finally:
@@ -114,8 +114,9 @@ def unpacked(path: Path) -> Iterator[Path]:
         yield path
         return
     with tempfile.TemporaryDirectory(prefix="trajreplay-files-") as folder:
-        unpack(path, Path(folder))
-        yield Path(folder)
+        inside = Path(folder).resolve()
+        unpack(path, inside)
+        yield inside
 
 
 def unpack(archive: Path, folder: Path) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.localstore import LocalStore
 
 MAX_METADATA_BYTES = 64 << 20
+_READ: ContextVar[dict[Path, None] | None] = ContextVar("read", default=None)
 
 
 class Folder:
@@ -35,6 +39,7 @@ class Folder:
         Raises:
             DatasetError: It is missing, a link, no regular file, or larger than `limit_bytes`.
         """
+        note_read(self.root / path)
         try:
             return self._store.read(path, limit_bytes)
         except DatasetError as error:
@@ -59,6 +64,24 @@ class Folder:
             raise DatasetError(
                 f"{self.where(path)} cannot be listed: {error.strerror}", path=path
             ) from error
+
+
+@contextmanager
+def noting_reads() -> Iterator[dict[Path, None]]:
+    """Collect the files that are read for what they hold in a block, in their order."""
+    files: dict[Path, None] = {}
+    token = _READ.set(files)
+    try:
+        yield files
+    finally:
+        _READ.reset(token)
+
+
+def note_read(path: Path) -> None:
+    """Note that a file is read for what it holds, and not just to tell what it is."""
+    files = _READ.get()
+    if files is not None:
+        files[path] = None
 
 
 def is_folder(path: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trajreplay.lake.asked import Asked
 from trajreplay.lake.compared import Compared
+from trajreplay.lake.files import FromFiles
 from trajreplay.lake.filled import Filled
 from trajreplay.lake.judged import Judged
 from trajreplay.lake.kept import Kept
@@ -11,7 +12,7 @@ from trajreplay.lake.kept import Kept
 __all__ = ["Lake"]
 
 
-class Lake(Filled, Asked, Judged, Compared, Kept):
+class Lake(Filled, FromFiles, Asked, Judged, Compared, Kept):
     """A lake of captures in a folder.
 
     Made by `Lake.create` and `Lake.open`. What a method needs is loaded when it is called, so

@@ -1,17 +1,15 @@
-"""What goes into a lake and comes out of one: captures, files of other tools."""
+"""What goes into a lake and comes out of one: captures, what a spool holds, exports."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from trajreplay.lake.opened import Opened
 
 if TYPE_CHECKING:
-    from trajreplay.capture.importers import ImportOptions, ImportReport
     from trajreplay.query import ValidationReport
     from trajreplay.query.selecting import CohortNames
     from trajreplay.schema import (
@@ -28,59 +26,7 @@ if TYPE_CHECKING:
 
 
 class Filled(Opened):
-    """A lake that captures and files go into and come out of."""
-
-    @classmethod
-    @contextmanager
-    def of_files(
-        cls,
-        *paths: str | os.PathLike[str],
-        kind: str | None = None,
-        options: ImportOptions | None = None,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> Iterator[Self]:
-        """Open files that another tool left, as a lake of their own for the time of a block.
-
-        Args:
-            paths: Files and folders.
-            kind: What they are; found out if omitted.
-            options: What is said beside the files.
-            progress: Called with the sources done and all of them.
-
-        Yields:
-            A temporary lake, with what became of each source as `lake.imported`. Its `validate` and
-            `replay` report those that were refused.
-
-        Raises:
-            CaptureError: A path is not there, is of no known kind or of several, or is a lake of
-                which something was said.
-        """
-        import tempfile
-
-        from trajreplay.capture.importers import import_files, importer_of, recognise
-        from trajreplay.schema.bundles.archive import unpacked
-        from trajreplay.schema.errors import CaptureError
-        from trajreplay.schema.lakefile import create_lake
-        from trajreplay.schema.layout import LAKE_FILE
-
-        with ExitStack() as opened:
-            found = [opened.enter_context(unpacked(Path(one))) for one in paths]
-            if len(found) == 1 and (found[0] / LAKE_FILE).is_file():
-                said = options.said() if options else []
-                if kind or said:
-                    told = f"the kind {kind!r}" if kind else ", ".join(said)
-                    raise CaptureError(
-                        f"{paths[0]} is a lake, and {told} is said of files: what it was imported "
-                        "with is in it",
-                        hint="Leave it out, or import the files again with it.",
-                    )
-                yield cls.open(found[0])
-                return
-            importer = importer_of(kind) if kind else recognise(found)
-            folder = tempfile.TemporaryDirectory(prefix="trajreplay-files-")
-            store = create_lake(opened.enter_context(folder), exist_ok=True)
-            report = import_files(store, importer, found, options, progress=progress)
-            yield cls(store, report)
+    """A lake that captures go into and come out of."""
 
     def capture(
         self,
@@ -151,35 +97,6 @@ class Filled(Opened):
             cohort_size=cohort_size,
             tolerances=tolerances,
         )
-
-    def import_files(
-        self,
-        kind: str,
-        *paths: str | os.PathLike[str],
-        options: ImportOptions | None = None,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> ImportReport:
-        """Import files that another tool left: each source whole, or refused by itself.
-
-        Args:
-            kind: What they are, such as `relax-bundle`.
-            paths: Files and folders.
-            options: What is said beside the files: the run, the attempt, what ids are local to.
-            progress: Called with the sources done and all of them.
-
-        Returns:
-            What became of each source; `report.refused`, `report.to_json()`.
-
-        Raises:
-            CaptureError: There is no such kind, a path is not there, or nothing of the kind is
-                at or below it.
-        """
-        from trajreplay.capture.importers import import_files, importer_of
-
-        found = [Path(one) for one in paths]
-        report = import_files(self._store, importer_of(kind), found, options, progress=progress)
-        self.refresh()
-        return report
 
     def promote(self, spool: str | os.PathLike[str], *, wait_s: float = 10.0) -> Promoted:
         """Bring what a training left in its spool into this lake.

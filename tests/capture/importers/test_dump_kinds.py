@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.dumps import AREAL, DUMPS, EXPORT, NEMO_RL, SAMPLES, TRANSPORT, TRL, VERL
-from trajreplay import CaptureError, DatasetError
+from trajreplay import CaptureError, DatasetError, Lake
 from trajreplay.capture.importers import ImportOptions, importer_of, recognise
 
 OWN = {
@@ -92,6 +92,37 @@ def test_no_link_is_followed(kind: str, tmp_path: Path) -> None:
     (folder / source.name).symlink_to(source)
     (tmp_path / "linked").symlink_to(source.parent)
     assert not list(importer_of(kind).find(tmp_path))
+
+
+def test_a_link_that_is_named_is_followed_and_none_below_it(tmp_path: Path) -> None:
+    real = tmp_path / "real"
+    real.mkdir()
+    (real / "train_data_step1.jsonl").write_bytes(OWN["nemo-rl"][1].read_bytes())
+    (real / "train_data_step2.jsonl").symlink_to(OWN["nemo-rl"][1])
+    (tmp_path / "latest").symlink_to(real)
+    (tmp_path / "file.jsonl").symlink_to(real / "train_data_step1.jsonl")
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+    for name in ("latest", "file.jsonl"):
+        with Lake.of_files(tmp_path / name) as lake:
+            assert lake.imported is not None
+            (one,) = lake.imported.sources
+        assert (one.status, one.path) == ("imported", str(real / "train_data_step1.jsonl"))
+    with pytest.raises(CaptureError, match="gone is not there"), Lake.of_files(tmp_path / "gone"):
+        pass
+
+
+def test_every_file_that_was_read_is_reported(tmp_path: Path) -> None:
+    lake = Lake.create(tmp_path / "lake")
+    read: dict[str, list[str]] = {}
+    for kind, path in SAMPLES.items():
+        for one in lake.import_files(kind, path).to_json()["sources"]:
+            assert one["status"] == "imported"
+            read[kind] = [*read.get(kind, []), *one["files"]]
+    assert read["prime-rl-rollout"] == [str(one) for one in sorted(TRANSPORT.glob("*.bin"))]
+    assert read["areal"] == [str(one) for one in sorted(AREAL.glob("*.jsonl"))]
+    assert set(read["trl"]) == {str(one) for one in TRL.glob("*_0000[13].parquet")}
+    report = lake.import_files("slime", DUMPS / "slime")
+    assert {Path(one).name for one in report.sources[-1].files} == {"0.pt"}
 
 
 def test_steps_are_found_in_the_order_of_their_numbers(tmp_path: Path) -> None:

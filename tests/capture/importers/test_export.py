@@ -1,7 +1,10 @@
 """Bundles and lakes out, and in again: the same digests and the same report."""
 
+import errno
 import io
 import json
+import os
+import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -232,10 +235,41 @@ def test_one_file_for_mail_is_read_as_it_is(what: str, lake: Lake, tmp_path: Pat
         lake.export_bundles(file)
 
 
+def test_a_file_for_mail_is_written_where_there_are_no_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: object) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", none)
+    pack(CASES / "v1_healthy", tmp_path / "x.tar.zst")
+    assert [one.name for one in tmp_path.iterdir()] == ["x.tar.zst"]
+    with pytest.raises(DatasetError, match="is there already"):
+        pack(CASES / "v1_healthy", tmp_path / "x.tar.zst")
+    unpack(tmp_path / "x.tar.zst", tmp_path / "x")
+    assert (tmp_path / "x" / "COMPLETE").is_file()
+
+
 def test_a_refused_bundle_of_an_archive_is_named_by_its_place(lake: Lake, tmp_path: Path) -> None:
     pack(CASES / "v1_pickle_reduce", tmp_path / "odd.tar.zst")
     (source,) = lake.import_files("relax-bundle", tmp_path / "odd.tar.zst").sources
-    assert source.path == f"{tmp_path / 'odd.tar.zst'}:."
+    file = str(tmp_path / "odd.tar.zst")
+    assert source.path == file
+    assert source.files[0] == f"{file}:COMPLETE"
+    assert source.problem.startswith(f"{file}:payloads/")
+    (tmp_path / "two").mkdir()
+    for name in ("v1_pickle_reduce", "v1_healthy"):
+        shutil.copytree(CASES / name, tmp_path / "two" / name)
+    pack(tmp_path / "two", tmp_path / "two.tar.zst")
+    file = str(tmp_path / "two.tar.zst")
+    with Lake.of_files(file) as mailed:
+        (finding,) = (one for one in mailed.validate().findings if one.severity == "error")
+        assert finding.path == f"{file}:v1_pickle_reduce"
+        assert finding.message.startswith(f"{file}:v1_pickle_reduce/payloads/")
+    pack(CASES.parent / "dumps" / "prime-rl", tmp_path / "several.tar.zst")
+    with pytest.raises(CaptureError) as caught, Lake.of_files(tmp_path / "several.tar.zst"):
+        pass
+    assert caught.value.message.startswith(f"{tmp_path / 'several.tar.zst'}: files of several")
 
 
 Member = Callable[[tarfile.TarFile], object]

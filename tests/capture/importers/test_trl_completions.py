@@ -1,8 +1,10 @@
 """The import of the completions that TRL logs, and the tensors of the training that they are of."""
 
 import json
+import shutil
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,7 +13,8 @@ import torch
 
 from tests.helpers.dumps import TRL, copied, imported, reasons, rows, verdicts
 from trajreplay import Lake, SampleRecord, StageContract
-from trajreplay.capture.importers import ImportOptions
+from trajreplay.capture.importers import ImportOptions, completions, import_files, importer_of
+from trajreplay.capture.importers.places import opened
 from trajreplay.schema import profile, with_changes
 from trajreplay.stages.kernels import ppo_clip
 
@@ -335,3 +338,33 @@ def test_lists_beside_are_not_read(lake: Lake, tmp_path: Path) -> None:
     source = imported(lake, "trl", path, **STATED)
     assert source.status == "imported"
     assert any("extra" in note for note in source.notes)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_each_file_of_a_long_training_is_opened_a_few_times(
+    named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opens = Counter[Path]()
+
+    def counted(path: Path) -> BinaryIO:
+        opens[path] += 1
+        return opened(path)
+
+    monkeypatch.setattr(completions, "opened", counted)
+    most = {}
+    for count in (6, 24):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        for step in range(1, count + 1):
+            path = Path(shutil.copy(FIRST, folder / f"completions_{step:05d}.parquet"))
+            advantages = pq.read_table(FIRST)["advantage"].to_pylist()
+            changed = [one + step // 2 for one in advantages]
+            rewritten(path, {"step": [step] * len(changed), "advantage": changed})
+        opens.clear()
+        paths = sorted(folder.iterdir()) if named else [folder]
+        report = import_files(None, importer_of("trl"), paths)
+        assert {one.status for one in report.sources} == {"checked"}
+        assert len(report.sources) == count // 2 + 1
+        assert sum("hold the same rows" in note for one in report.sources for note in one.notes)
+        most[count] = max(opens.values())
+    assert most[24] <= most[6]
