@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from trajreplay.capture.importers.json_lines import first_names, objects
-from trajreplay.capture.importers.places import below, is_plain_file, run_of
+from trajreplay.capture.importers.json_lines import begins_with_no_object, first_names, objects
+from trajreplay.capture.importers.places import below_or_damaged, is_plain_file, run_of
 from trajreplay.capture.importers.registry import Importer, ImportOptions
 from trajreplay.capture.importers.stating import refuse_statements, stated
 from trajreplay.capture.importers.texts import NO_TOKENS
@@ -25,7 +25,7 @@ from trajreplay.schema.identity import ProducerInfo
 from trajreplay.schema.records import SampleRecord
 
 _NUMBER = re.compile(r"(0|[1-9][0-9]{0,17})")
-_VALIDATION = "eval-rollout"
+_TRAINING, _VALIDATION = "rollout", "eval-rollout"
 _NAMES = (
     *("task_id", "sample_idx", "seqlen", "prompt_len", "head_version", "tail_version"),
     *("reward", "prompt", "completion"),
@@ -41,20 +41,36 @@ _FACTS = {
 
 def _find(path: Path) -> Iterable[Path]:
     asked = path.absolute()
-    if _is_dump(asked):
-        return [asked.parent] if _NUMBER.fullmatch(asked.parent.name) else []
-    return below(path, _is_version)
+    if is_plain_file(asked) and asked in _dumps(asked.parent):
+        asked = asked.parent
+    return below_or_damaged(asked, _is_version, _is_damaged, _family, folders=True, kin=_kin)
 
 
-def _is_dump(path: Path) -> bool:
-    named = path.suffix == ".jsonl" and is_plain_file(path)
-    return named and {"task_id", "sample_idx", "tail_version"} <= first_names(path)
+def _dumps(version: Path) -> list[Path]:
+    """The files of a folder of one version; none of any other folder."""
+    if not _NUMBER.fullmatch(version.name) or not is_folder(version):
+        return []
+    return sorted(one for one in version.glob("[!.]*.jsonl") if is_plain_file(one))
 
 
 def _is_version(folder: Path) -> bool:
-    if not _NUMBER.fullmatch(folder.name) or not is_folder(folder):
-        return False
-    return any(_is_dump(one) for one in folder.iterdir())
+    marks = {"task_id", "sample_idx", "tail_version"}
+    return any(marks <= first_names(one) for one in _dumps(folder))
+
+
+def _is_damaged(folder: Path) -> bool:
+    files = _dumps(folder)
+    return bool(files) and all(begins_with_no_object(one) for one in files)
+
+
+def _family(folder: Path) -> str | None:
+    return "version" if _NUMBER.fullmatch(folder.name) else None
+
+
+def _kin(folder: Path) -> Path:
+    """Where the versions of a training and of its evaluations lie."""
+    kind = folder.parent
+    return kind.parent if kind.name in (_TRAINING, _VALIDATION) else kind
 
 
 def _read(path: Path, options: ImportOptions) -> Sequence[CaptureRecord]:
@@ -64,7 +80,7 @@ def _read(path: Path, options: ImportOptions) -> Sequence[CaptureRecord]:
     version = int(path.name)
     samples: list[SampleRecord] = []
     notes: dict[str, None] = {}
-    for file in sorted(one for one in path.glob("[!.]*.jsonl") if is_plain_file(one)):
+    for file in _dumps(path):
         before = len(samples)
         for one in objects(file, allow_nan=True):
             samples.append(_sample(one, version, file))

@@ -16,6 +16,7 @@ from trajreplay.schema.identity import check_id
 from trajreplay.schema.localstore import LocalStore
 
 _SEARCH_DEPTH = 8
+_KIN_DEPTH = 2
 _NUMBER = re.compile(r"([0-9]+)")
 VALIDATION = "-val"  # ends the run of samples that were scored and never trained on
 
@@ -40,6 +41,9 @@ def below_or_damaged(
     whole: Callable[[Path], bool],
     damaged: Callable[[Path], bool],
     family: Callable[[Path], str | None],
+    *,
+    folders: bool = False,
+    kin: Callable[[Path], Path] = lambda one: one.parent,
 ) -> Iterator[Path]:
     """The files at or below a path that are of a kind, and damaged ones that lie among them.
 
@@ -50,18 +54,21 @@ def below_or_damaged(
         whole: Whether a file is of the kind, by what it begins with.
         damaged: Whether a file begins with nothing of any kind.
         family: What the names of files that belong together share; None for any other name.
+        folders: Whether sources are folders and not files.
+        kin: The folder of which the files belong together, of a file in it or in a folder of it.
     """
+    is_source = is_folder if folders else is_plain_file
 
     @cache
-    def families(folder: Path) -> set[str | None]:
-        return {family(one) for one in _children(folder) if whole(one)} - {None}
+    def families(folder: Path) -> set[tuple[Path, str | None]]:
+        return {(kin(one), family(one)) for one in below(folder, whole, _KIN_DEPTH)}
 
     def wanted(one: Path) -> bool:
         if whole(one):
             return True
-        if family(one) is None or not is_plain_file(one) or not damaged(one):
+        if family(one) is None or not is_source(one) or not damaged(one):
             return False
-        return family(one) in families(one.parent)
+        return (kin(one), family(one)) in families(kin(one))
 
     return below(path, wanted)
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from trajreplay.capture.importers.json_lines import (
     Float32s,
+    begins_with_no_object,
     bits,
     first_names,
     float32s,
@@ -21,8 +22,14 @@ from trajreplay.capture.importers.json_lines import (
     response_start,
     token_ids,
 )
-from trajreplay.capture.importers.places import below, run_of
-from trajreplay.capture.importers.rank_files import rank_files, run_folder, sequence_id, step_of
+from trajreplay.capture.importers.places import run_of
+from trajreplay.capture.importers.rank_files import (
+    rank_files,
+    run_folder,
+    sequence_id,
+    step_folders,
+    step_of,
+)
 from trajreplay.capture.importers.registry import Importer, ImportOptions
 from trajreplay.capture.importers.stating import stated
 from trajreplay.schema.bundles import fields as read
@@ -62,17 +69,11 @@ class _Line:
 
 
 def _find(path: Path) -> Iterable[Path]:
-    asked = path.absolute()
-    if asked.name.endswith(SUFFIX) and _is_step(asked.parent):
-        return [asked.parent]
-    return below(path, _is_step)
+    return step_folders(path, SUFFIX, _begins, begins_with_no_object)
 
 
-def _is_step(folder: Path) -> bool:
-    return any(
-        {"trainer_logprobs", "inference_logprobs"} <= first_names(one)
-        for one in rank_files(folder, SUFFIX).values()
-    )
+def _begins(path: Path) -> bool:
+    return {"trainer_logprobs", "inference_logprobs"} <= first_names(path)
 
 
 def _read(path: Path, options: ImportOptions) -> Sequence[CaptureRecord]:

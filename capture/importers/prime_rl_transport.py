@@ -11,8 +11,14 @@ import numpy as np
 
 from trajreplay.capture.importers.json_lines import response_start
 from trajreplay.capture.importers.micro_batches import NOT_TAKEN, begins, micro_batches, odd
-from trajreplay.capture.importers.places import below, run_of
-from trajreplay.capture.importers.rank_files import rank_files, run_folder, sequence_id, step_of
+from trajreplay.capture.importers.places import run_of
+from trajreplay.capture.importers.rank_files import (
+    rank_files,
+    run_folder,
+    sequence_id,
+    step_folders,
+    step_of,
+)
 from trajreplay.capture.importers.registry import Importer, ImportOptions
 from trajreplay.capture.importers.stating import stated
 from trajreplay.schema.bundles.record import CaptureRecord
@@ -37,14 +43,7 @@ _LACKS = {
 
 
 def _find(path: Path) -> Iterable[Path]:
-    asked = path.absolute()
-    if asked.name.endswith(SUFFIX) and _is_step(asked.parent):
-        return [asked.parent]
-    return below(path, _is_step)
-
-
-def _is_step(folder: Path) -> bool:
-    return any(begins(one) for one in rank_files(folder, SUFFIX).values())
+    return step_folders(path, SUFFIX, begins, lambda one: not begins(one))
 
 
 def _read(path: Path, options: ImportOptions) -> Sequence[CaptureRecord]:

@@ -3,14 +3,44 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from trajreplay.capture.importers.places import is_plain_file
+from trajreplay.capture.importers.places import below_or_damaged, is_plain_file
 from trajreplay.schema.bundles.folder import is_folder
 from trajreplay.schema.errors import DatasetError
 
 _STEP = re.compile(r"step_(0|[1-9][0-9]{0,17})")
 _RANK = re.compile(r"rank_(0|[1-9][0-9]{0,8})")
+
+
+def step_folders(
+    path: Path, suffix: str, whole: Callable[[Path], bool], damaged: Callable[[Path], bool]
+) -> Iterator[Path]:
+    """The folders of steps at or below a path; a path to a file of one stands for all of it.
+
+    Args:
+        path: Where to look.
+        suffix: What the names of the files end in.
+        whole: Whether a file is of the kind, by what it begins with.
+        damaged: Whether it begins with nothing of any kind. A folder of none but such ones is
+            found where it lies among others.
+    """
+    asked = path.absolute()
+    if is_plain_file(asked) and asked in rank_files(asked.parent, suffix).values():
+        asked = asked.parent
+
+    def is_whole(folder: Path) -> bool:
+        return any(whole(one) for one in rank_files(folder, suffix).values())
+
+    def is_damaged(folder: Path) -> bool:
+        files = rank_files(folder, suffix).values()
+        return bool(files) and all(damaged(one) for one in files)
+
+    def family(folder: Path) -> str | None:
+        return "step" if _STEP.fullmatch(folder.name) else None
+
+    return below_or_damaged(asked, is_whole, is_damaged, family, folders=True)
 
 
 def rank_files(folder: Path, suffix: str, *, whole: bool = False) -> dict[int, Path]:

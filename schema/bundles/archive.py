@@ -54,7 +54,7 @@ def pack(folder: Path, archive: Path) -> None:
             for path in sorted(folder.rglob("*")):
                 name = path.relative_to(folder).as_posix()
                 tar.add(path, name, recursive=False, filter=_anonymous)
-        if not publish(str(aside), str(archive)):
+        if not publish(str(aside.absolute()), str(archive.absolute())):
             raise DatasetError(f"{archive} is there already", hint="Choose another name.")
     except OSError as error:
         raise DatasetError(f"{archive} cannot be written: {error}") from error

@@ -20,7 +20,9 @@ from trajreplay.schema.bundles.tensors import (
     plain,
 )
 
-MAX_INSTRUCTIONS = 50_000_000
+# Of a byte each that takes fifty in memory; all others take little more than they are in the file.
+MAX_CONTAINERS = 50_000_000
+_CONTAINERS = {"MARK", "EMPTY_LIST", "EMPTY_DICT", "TUPLE1", "TUPLE2", "TUPLE3"}
 _MAX_LONG_BYTES = 16
 
 
@@ -55,9 +57,11 @@ class Unpickler:
             DatasetError: It holds anything else.
         """
         try:
-            for place, (code, argument, _) in enumerate(pickletools.genops(data)):
-                if place > MAX_INSTRUCTIONS:
-                    raise self._make.refused("more instructions than any tensor file has")
+            left = MAX_CONTAINERS
+            for code, argument, _ in pickletools.genops(data):
+                left -= code.name in _CONTAINERS
+                if left < 0:
+                    raise self._make.refused(f"more than {MAX_CONTAINERS:,} lists or tuples")
                 if code.name == "STOP":
                     return self._result()
                 step = _STEPS.get(code.name)

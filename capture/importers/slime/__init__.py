@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from trajreplay.capture.importers.places import below, is_plain_file
+from trajreplay.capture.importers.places import below_or_damaged, is_plain_file
 from trajreplay.capture.importers.registry import Importer, ImportOptions
 from trajreplay.capture.importers.slime.contents import (
     ROLLOUT,
@@ -19,10 +20,10 @@ from trajreplay.capture.importers.slime.files import read_by_rank, read_whole
 from trajreplay.capture.importers.slime.rollouts import FOLDERS, read_rollout
 from trajreplay.capture.importers.slime.training import captures_of
 from trajreplay.capture.importers.torch_dumps import load_fields
-from trajreplay.schema.bundles.folder import is_folder
 from trajreplay.schema.bundles.record import CaptureRecord
 from trajreplay.schema.bundles.torchhead import head_of
 
+_NUMBER = re.compile(r"[0-9]+")
 _OF_RELAX = "decoded_tokens"  # which slime does not add to its samples
 
 
@@ -39,25 +40,28 @@ def _kind(path: Path) -> str:
 
 
 def _find(path: Path, kind: str) -> Iterator[Path]:
-    by_rank, roots = [], dict[Path, None]()
-    for one in below(path, lambda found: _kind(found) == kind):
-        if one.parent.name in FOLDERS and is_folder(path):
-            roots[one.parent.parent] = None
+    """The dumps at or below a path, and what lies among them and does not look like one."""
+    by_rank = []
+    found = below_or_damaged(
+        path, lambda one: _kind(one) == kind, lambda one: not _kind(one), _family, kin=_kin
+    )
+    for one in found:
         if content_of(head_of(one)) in (TRAIN_BY_RANK, TRAIN_BY_SAMPLE):
             by_rank.append(one)
         else:
             yield one
     yield from rank_sets(by_rank)
-    for root in roots:
-        yield from _broken(root)
 
 
-def _broken(root: Path) -> Iterator[Path]:
-    """Files that lie among dumps and do not look like one: they are refused, and not passed by."""
-    for folder in FOLDERS:
-        for one in sorted((root / folder).glob("*.pt")):
-            if is_plain_file(one) and not _kind(one):
-                yield one
+def _family(path: Path) -> str | None:
+    """Everything that `--dump-details` writes; elsewhere the name of a file without its numbers."""
+    if path.suffix != ".pt":
+        return None
+    return "" if path.parent.name in FOLDERS else _NUMBER.sub("", path.name)
+
+
+def _kin(path: Path) -> Path:
+    return path.parent.parent if path.parent.name in FOLDERS else path.parent
 
 
 def _read(path: Path, options: ImportOptions, kind: str) -> Sequence[CaptureRecord]:

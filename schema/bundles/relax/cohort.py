@@ -5,6 +5,7 @@ Source: the format as Relax's replay tool writes it (relax/utils/replay/bundle.p
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,20 +26,31 @@ from trajreplay.schema.errors import DatasetError
 
 _RANK = re.compile(r"rank-(0|[1-9][0-9]{0,8})")
 _SEARCH_DEPTH = 8
+_NAMES = (*METADATA, "payloads", COMPLETE)
+_ENOUGH = 2
 
 
 def bundle_folders(path: Path, depth: int = _SEARCH_DEPTH) -> Iterator[Path]:
-    """The bundles at or below a path; a path to one rank of a cohort stands for the cohort."""
+    """The bundles at or below a path; a path to one rank of a cohort stands for the cohort.
+
+    A name that other tools use too makes no bundle: two of a bundle's names do, or one of a folder
+    that lies among bundles and is then a broken one.
+    """
     if not is_folder(path):
         return
     path = path.absolute()
     if _RANK.fullmatch(path.name) and _is_cohort(path.parent):
         yield path.parent
-    elif _is_bundle(path) or _is_cohort(path):
+    elif _is_source(path):
         yield path
     elif depth:
-        for child in sorted(path.iterdir()):
-            if not child.name.startswith("."):  # unfinished bundles have such names
+        # unfinished bundles have names that begin with a dot
+        children = sorted(one for one in path.iterdir() if not one.name.startswith("."))
+        among = any(_is_source(one) for one in children if is_folder(one))
+        for child in children:
+            if among and is_folder(child) and _names_in(child):
+                yield child
+            else:
                 yield from bundle_folders(child, depth - 1)
 
 
@@ -60,18 +72,30 @@ def read_cohort(path: Path) -> list[SealedRank]:
     return found
 
 
+def _names_in(path: Path) -> int:
+    """How many names of a bundle's files are in a folder."""
+    return sum((path / name).exists() for name in _NAMES)
+
+
 def _is_bundle(path: Path) -> bool:
-    return any((path / name).exists() for name in (*METADATA[:2], "payloads"))
+    return _names_in(path) >= _ENOUGH
 
 
 def _is_cohort(path: Path) -> bool:
-    """Whether a folder holds a folder for each rank, and is no bundle itself."""
+    """Whether a folder holds ranks that are bundles, or signed as such, and is no bundle itself."""
     if _is_bundle(path):
         return False
     try:
-        return any(_RANK.fullmatch(child.name) for child in path.iterdir())
+        ranks = [one for one in path.iterdir() if _RANK.fullmatch(one.name) and is_folder(one)]
     except OSError:
         return False
+    signed = [COMPLETE, *(one.name.replace("rank-", f"{COMPLETE}.") for one in ranks)]
+    is_signed = any((path / name).exists() for name in signed)
+    return bool(ranks) and (is_signed or any(map(_is_bundle, ranks)))
+
+
+def _is_source(path: Path) -> bool:
+    return _is_bundle(path) or _is_cohort(path)
 
 
 def _cohort_shards(folder: Folder) -> tuple[tuple[int, ...], dict[int, dict[str, Any]]]:
@@ -107,7 +131,10 @@ def _cohort_shards(folder: Folder) -> tuple[tuple[int, ...], dict[int, dict[str,
         if shard.get("expected_ranks", counts) != ranks:
             raise broken(f"{folder}: {COMPLETE}.{rank} expects other ranks than {COMPLETE}")
         shards[rank] = shard.tree
-    anchors = {(shown(one.get("actor_step_id")), one.get("rollout_id")) for one in shards.values()}
+    anchors = {
+        json.dumps([one.get("actor_step_id"), one.get("rollout_id")], sort_keys=True)
+        for one in shards.values()
+    }
     if len(anchors) > 1:
         raise broken(f"{folder}: its ranks are of {len(anchors)} steps or rollouts, expected one")
     return tuple(ranks), shards

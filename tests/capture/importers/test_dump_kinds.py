@@ -4,8 +4,19 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.helpers.dumps import AREAL, DUMPS, EXPORT, NEMO_RL, SAMPLES, TRANSPORT, TRL, VERL
+from tests.helpers.dumps import (
+    AREAL,
+    DUMPS,
+    EXPORT,
+    NEMO_RL,
+    SAMPLES,
+    TRANSPORT,
+    TRL,
+    VERL,
+    copied,
+)
 from trajreplay import CaptureError, DatasetError, Lake
 from trajreplay.capture.importers import ImportOptions, importer_of, recognise
 
@@ -82,6 +93,63 @@ def test_a_damaged_file_among_dumps_is_found_and_refused(
         assert len(found) == 1 + (path == tmp_path)
     with pytest.raises(DatasetError, match=name):
         importer_of(kind).read(damaged, ImportOptions())
+
+
+FOLDERS = {
+    "prime-rl-export": (EXPORT, "step_6/rank_0.jsonl"),
+    "prime-rl-rollout": (TRANSPORT, "step_6/rank_0.bin"),
+    "areal": (AREAL, "3/18.jsonl"),
+}
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+@pytest.mark.parametrize("content", [b"", b'{"inp', b"\0\0\0\0"])
+def test_a_damaged_folder_among_dumps_is_found_and_refused(
+    kind: str, content: bytes, tmp_path: Path
+) -> None:
+    source, name = FOLDERS[kind]
+    whole = copied(source, tmp_path / "dumps")
+    damaged = tmp_path / "dumps" / name
+    damaged.parent.mkdir()
+    damaged.write_bytes(content)
+    (tmp_path / "dumps" / "7").mkdir()
+    assert set(importer_of(kind).find(tmp_path)) == {whole, damaged.parent}
+    for path in (damaged, damaged.parent):
+        assert list(importer_of(kind).find(path)) == [damaged.parent]
+    with Lake.of_files(tmp_path / "dumps", kind=kind) as lake:
+        assert lake.imported is not None
+        assert {one.path: one.status for one in lake.imported.sources} == {
+            str(whole): "imported",
+            str(damaged.parent): "refused",
+        }
+    shutil.rmtree(whole)
+    assert not list(importer_of(kind).find(tmp_path))  # a name alone makes no kind
+
+
+def test_an_evaluation_of_areal_that_is_damaged_is_not_passed_by(tmp_path: Path) -> None:
+    whole = copied(AREAL, tmp_path / "trial" / "rollout")
+    damaged = tmp_path / "trial" / "eval-rollout" / "2" / "17.jsonl"
+    damaged.parent.mkdir(parents=True)
+    damaged.touch()
+    assert set(importer_of("areal").find(tmp_path)) == {whole, damaged.parent}
+
+
+@pytest.mark.parametrize("place", ["", "rollout_data/"])
+def test_a_broken_dump_of_slime_is_found_wherever_it_lies(place: str, tmp_path: Path) -> None:
+    dump = DUMPS / "slime" / "rollout_data" / "0.pt"
+    folder = tmp_path / "runs" / place
+    folder.mkdir(parents=True)
+    shutil.copy(dump, folder / "0.pt")
+    (folder / "1.pt").touch()
+    (folder / "2.pt").write_bytes(dump.read_bytes()[:99])
+    torch.save(torch.zeros(2), tmp_path / "runs" / "model_7.pt")  # is none, and is called otherwise
+    for path in (tmp_path, folder):
+        found = list(importer_of("slime").find(path))
+        assert [one.name for one in found] == ["0.pt", "1.pt", "2.pt"]
+    with Lake.of_files(tmp_path) as lake:
+        assert lake.imported is not None
+        assert [one.status for one in lake.imported.sources] == ["imported", *["refused"] * 2]
+    assert [one.name for one in importer_of("slime").find(folder / "1.pt")] == ["1.pt"]
 
 
 @pytest.mark.parametrize("kind", OWN)
