@@ -75,7 +75,7 @@ def route_problems(pieces: Iterable[RoutedRows]) -> list[RouteProblem]:
             tally = tallies.setdefault((name, "dummy"), _Tally())
             dummy = _dummy_tokens(choices, piece.total)
             _count(tally, piece, choices, dummy[:, None], by_layer=False)
-            chance = _chance(piece.num_experts or int(values.max()) + 1, values.shape[1:])
+            chance = chance_of_dummy(piece.num_experts or int(values.max()) + 1, values.shape[1:])
             dummies[name] = dummies.get(name, 0.0) + chance * len(values)
     return [
         _problem(name, check, tally, checked[name])
@@ -111,8 +111,16 @@ def _dummy_tokens(choices: Choices, total: Int64s) -> Flags:
     return dummy
 
 
-def _chance(experts: int, shape: tuple[int, int]) -> float:
-    """How probable it is that a router of equal chances makes a token a dummy."""
+def chance_of_dummy(experts: int, shape: tuple[int, int]) -> float:
+    """How probable it is that a router of equal chances makes a token a dummy.
+
+    Args:
+        experts: Experts of a layer.
+        shape: Layers, and choices in each.
+
+    >>> round(1 / chance_of_dummy(8, (2, 2)))
+    3136
+    """
     layers, top_k = shape
     if experts < top_k:
         return 0.0

@@ -6,6 +6,8 @@ import os
 
 from trajreplay.query.routes.attempts import check_contract, check_one_attempt, check_readable
 from trajreplay.query.routes.coverage import check_coverage
+from trajreplay.query.routes.dtypes import check_dtypes
+from trajreplay.query.routes.dummies import check_dummies
 from trajreplay.query.routes.findings import RouteFindings, RouteReport, in_order
 from trajreplay.query.routes.installed import check_installed
 from trajreplay.query.routes.policy import RoutePolicy
@@ -47,10 +49,12 @@ def check_routes(folder: str | os.PathLike[str], policy: RoutePolicy) -> RouteRe
             check_transport(trace, policy, say)
         check_coverage(trace, topology, policy, say)
         fallback = check_replays(trace, policy, say)
+        check_dtypes(trace, say)
         held = check_shards(trace, topology, policy, say)
         put = check_installed(trace, topology, held, say)
         check_stage_routes(trace, policy, put, say)
         check_values(trace, policy, fallback, say)
+        check_dummies(trace, topology, held, policy, say)
     return RouteReport(
         path=os.fspath(folder),
         policy=policy,

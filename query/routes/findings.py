@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from trajreplay.query.routes.policy import RoutePolicy
+from trajreplay.query.routes.policy import STAGES, RoutePolicy
 from trajreplay.query.routes.rules import RULES, RULES_BY_NAME
 
 Severity = Literal["failure", "unverified", "remark"]
@@ -124,7 +124,10 @@ class RouteReport:
         return {rule.name: self._status(rule.name) for rule in RULES}
 
     def _status(self, name: str) -> Status:
-        if self.policy.contract not in RULES_BY_NAME[name].contracts:
+        rule = RULES_BY_NAME[name]
+        if self.policy.contract not in rule.contracts:
+            return "not-applicable"
+        if rule.both_stages and len(self.policy.stages) < len(STAGES):
             return "not-applicable"
         found = {one.severity for one in self.findings if one.rule == name}
         if "failure" in found:

@@ -20,7 +20,7 @@ from trajreplay.query.routes.payloads import (
 from trajreplay.query.routes.replays import rows_of
 from trajreplay.query.routes.shards import Held
 from trajreplay.query.routes.topology import Block, Topology
-from trajreplay.query.routes.trace import Cell, Trace
+from trajreplay.query.routes.trace import Batch, Cell, Trace
 from trajreplay.schema.bundles.r3.records import Assignment, Shard
 
 
@@ -71,14 +71,16 @@ def check_installed(
     return put
 
 
-def _assigned(trace: Trace, one: Held, ranks: Iterable[int], layer: int) -> list[Assignment] | None:
-    """What the tensor ranks of a shard assigned to a layer for this micro-batch, in order."""
+def assigned_of(
+    trace: Trace, batch: Batch, ranks: Iterable[int], layer: int
+) -> list[Assignment] | None:
+    """What the tensor ranks of a shard assigned to a layer for a micro-batch, in order."""
     found = []
     for rank in ranks:
-        cell = trace.replays.get(Cell(one.batch.stage, one.batch.step, rank, layer))
-        if cell is None or len(cell.assigned) < one.batch.microbatch:
+        cell = trace.replays.get(Cell(batch.stage, batch.step, rank, layer))
+        if cell is None or len(cell.assigned) < batch.microbatch:
             return None
-        found.append(cell.assigned[one.batch.microbatch - 1])
+        found.append(cell.assigned[batch.microbatch - 1])
     return found
 
 
@@ -90,7 +92,7 @@ def _check_shown(trace: Trace, one: Held, place: int, shard: Shard, say: RouteFi
     shown = shard.routes.preview
     for number, rank in enumerate(one.block.at(place)):
         for layer in sorted(trace.layers_of[rank]):
-            for assigned in _assigned(trace, one, [rank], layer) or []:
+            for assigned in assigned_of(trace, one.batch, [rank], layer) or []:
                 where = {
                     "stage": one.batch.stage,
                     "trace_step": one.batch.step,
@@ -117,7 +119,7 @@ def _check_shown(trace: Trace, one: Held, place: int, shard: Shard, say: RouteFi
                     continue
                 first = number * shape[0] if shape[0] < batch * rows else 0
                 for offset, row in enumerate(rows_of(assigned.routes)):
-                    source = _source_row(first + offset, batch, rows)
+                    source = source_row(first + offset, batch, rows)
                     start = (source * layers + index) * top_k
                     seen = shown[start : start + top_k]
                     if seen != row[: len(seen)]:
@@ -131,7 +133,7 @@ def _check_shown(trace: Trace, one: Held, place: int, shard: Shard, say: RouteFi
                         break
 
 
-def _source_row(row: int, batch: int, rows: int) -> int:
+def source_row(row: int, batch: int, rows: int) -> int:
     """The row of a shard that a router's row is: Megatron lays out positions before samples."""
     return row if batch == 1 else row % batch * rows + row // batch
 
@@ -183,7 +185,7 @@ def _whole_shard(
     whole: Rows = [()] * (batch * rows)
     for row in range(batch * rows):
         picked = [by_index.get(index, blank)[row] for index in range(layers)]
-        whole[_source_row(row, batch, rows)] = tuple(value for cell in picked for value in cell)
+        whole[source_row(row, batch, rows)] = tuple(value for cell in picked for value in cell)
     if sha256_of(whole, shard.routes) == shard.routes.sha256:
         return whole
     if len(by_index) == layers and not say.has_failed("installed.payload"):
@@ -204,7 +206,7 @@ def _column(
     trace: Trace, one: Held, ranks: tuple[int, ...], layer: int, rows: int
 ) -> tuple[int, Rows] | None:
     """One layer of a shard, and the payload layer it is read from."""
-    assigned = _assigned(trace, one, ranks, layer)
+    assigned = assigned_of(trace, one.batch, ranks, layer)
     if not assigned or not all(piece.routes.is_whole for piece in assigned):
         return None
     if assigned[0].routes.shape[0] == rows:

@@ -19,6 +19,7 @@ class RouteRule:
         name: What findings and policies call it.
         demand: What must hold.
         contracts: Transport contracts under which it is checked.
+        both_stages: Whether it compares the two stages, so that nothing is left of it with one.
         by_previews: Whether hashes alone cannot decide it: it stays unverified where previews do
             not hold whole tensors, or lengths are not known.
     """
@@ -26,6 +27,7 @@ class RouteRule:
     name: str
     demand: str
     contracts: tuple[Contract, ...] = CONTRACTS
+    both_stages: bool = False
     by_previews: bool = False
 
 
@@ -51,7 +53,11 @@ RULES = (
     ),
     RouteRule("fetch.hash", "What is fetched has the hashes of what was produced.", _QUEUE),
     RouteRule("tensor.shape", "Shapes, lengths and dtypes of tensors agree with one another."),
-    RouteRule("assign.coverage", "Every stated stage assigns routes to layers."),
+    RouteRule(
+        "assign.coverage",
+        "Every stated stage assigns routes to layers, in every step from the first to the last of "
+        "prev-logprob.",
+    ),
     RouteRule(
         "layer.coverage",
         "Every rank replays all layers it owns, and the ranks of a replica every MoE layer.",
@@ -82,8 +88,15 @@ RULES = (
         "Assigned routes are those of the shard, and shards put together those that were fetched.",
         by_previews=True,
     ),
-    RouteRule("stage.routes", "Train replays the routes of prev-logprob for the same tokens."),
-    RouteRule("route.values", "Experts of a token are distinct, in range, or all -1."),
+    RouteRule(
+        "stage.routes",
+        "Train replays the routes of prev-logprob for the same tokens.",
+        both_stages=True,
+    ),
+    RouteRule(
+        "route.values",
+        "Experts of a token are distinct, in range, or all -1, and not the dummy route throughout.",
+    ),
     RouteRule("route.fallback", "No more rows than allowed are left to the trainer's own router."),
 )
 RULES_BY_NAME = {rule.name: rule for rule in RULES}

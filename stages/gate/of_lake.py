@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from trajreplay.query.capture_sets import read_capture_set
-from trajreplay.query.routes import check_routes, policy_of
+from trajreplay.query.routes import RouteReport, check_routes, policy_of
+from trajreplay.schema.errors import listed
 from trajreplay.schema.identity import DROPPED
 from trajreplay.stages.gate.check import Judged, Parameters
 from trajreplay.stages.gate.evidence import Evidence
@@ -34,10 +35,21 @@ def judge_routes(found: Evidence, policy: Policy, given: Parameters) -> Judged:
         if attempt != found.last and not report.records:
             continue  # an earlier run of the chain may have kept its traces elsewhere
         if report.verdict != "pass":
-            first = next((one for one in report.findings if one.severity != "remark"), None)
-            reason = f"{first.rule}: {first.message}" if first else "it fails"
-            return Judged(False, value, bound, f"attempt {attempt}: {reason}")
+            return Judged(False, value, bound, f"attempt {attempt}: {_why(report)}")
     return Judged(True, value, bound)
+
+
+def _why(report: RouteReport) -> str:
+    """The first rule that is broken, else those that the policy has decided, and are not."""
+    failures = [one for one in report.findings if one.severity == "failure"]
+    if failures:
+        return f"{failures[0].rule}: {failures[0].message}"
+    told = {one.rule: one.message for one in reversed(report.findings) if one.severity != "remark"}
+    return listed(
+        f"{rule} is {report.statuses[rule]}, and has to be decided"
+        + (f": {told[rule]}" if rule in told else "")
+        for rule in report.undecided
+    )
 
 
 def judge_captures(found: Evidence, policy: Policy, given: Parameters) -> Judged:

@@ -157,6 +157,55 @@ def _(trace: Trace) -> None:
         trace.remove(stage=stage)
 
 
+def several_steps(layout: Layout) -> bool:
+    return both_stages(layout) and layout.steps > 1
+
+
+def remove_replays(trace: Trace, stage: str, step: int) -> None:
+    """Remove what a stage replayed in a step; what it fetched stays."""
+    for event in (*_REPLAY, "cp_routed_experts"):
+        trace.remove(stage=stage, trace_step=step, event=event)
+
+
+@defect("train never replayed the last step", "assign.coverage", needs=several_steps)
+def _(trace: Trace) -> None:
+    remove_replays(trace, "train", trace.layout.steps)
+
+
+@defect(
+    "train never replayed the last step, nor fetched for it",
+    "assign.coverage",
+    "fetch.coverage",
+    needs=several_steps,
+)
+def _(trace: Trace) -> None:
+    remove_replays(trace, "train", trace.layout.steps)
+    trace.remove(stage="train", trace_step=trace.layout.steps)
+
+
+@defect("train never replayed the first step", "assign.coverage", needs=several_steps)
+def _(trace: Trace) -> None:
+    remove_replays(trace, "train", 1)
+
+
+@defect(
+    "prev-logprob never replayed the first step",
+    "assign.coverage",
+    "stage.routes",
+    needs=several_steps,
+)
+def _(trace: Trace) -> None:
+    remove_replays(trace, "prev-logprob", 1)
+
+
+@defect(
+    "a step between others was never replayed", "assign.coverage", needs=lambda one: one.steps > 2
+)
+def _(trace: Trace) -> None:
+    for stage in trace.layout.stages:
+        remove_replays(trace, stage, 2)
+
+
 @defect("there is no producer", "producer.coverage", needs=queue)
 def _(trace: Trace) -> None:
     trace.remove(event="rollout_payload_sample")
@@ -506,6 +555,70 @@ def _(trace: Trace) -> None:
 def _(trace: Trace) -> None:
     one = last(trace, event="router_replay_forward_verify")
     one["actual"]["preview"][0] = 10_000
+
+
+def of_dtype(trace: Trace, dtype: str, names: tuple[str, ...], **fields: Any) -> None:
+    """Give tensors of some records another dtype."""
+    for one in trace.records(**fields):
+        for name in names:
+            if name in one:
+                one[name]["dtype"] = dtype
+
+
+@defect("shards of a rank have another dtype", "tensor.shape", needs=several_ranks)
+def _(trace: Trace) -> None:
+    rank = trace.layout.world - 1
+    of_dtype(trace, "torch.uint8", ("tensor",), event="cp_routed_experts", rank=rank)
+
+
+@defect("all shards are unsigned", "tensor.shape", "installed.payload")
+def _(trace: Trace) -> None:
+    of_dtype(trace, "torch.uint8", ("tensor",), event="cp_routed_experts")
+
+
+@defect(
+    "shards are not of the dtype that was fetched",
+    "tensor.shape",
+    "installed.payload",
+    needs=queue,
+)
+def _(trace: Trace) -> None:
+    of_dtype(trace, "torch.int16", ("tensor",), event="cp_routed_experts")
+
+
+@defect("identities of a rank have another dtype", "tensor.shape", needs=several_ranks)
+def _(trace: Trace) -> None:
+    rank = trace.layout.world - 1
+    of_dtype(trace, "torch.int64", ("token_identity",), event="cp_routed_experts", rank=rank)
+
+
+@defect("tokens of a rank have another dtype", "tensor.shape", needs=several_ranks)
+def _(trace: Trace) -> None:
+    rank = trace.layout.world - 1
+    of_dtype(trace, "torch.int32", ("input_ids",), event="cp_routed_experts", rank=rank)
+
+
+@defect("a rank was assigned another dtype", "tensor.shape", needs=several_ranks)
+def _(trace: Trace) -> None:
+    rank = trace.layout.world - 1
+    of_dtype(trace, "torch.uint8", ("tensor",), event="router_replay_assignment", rank=rank)
+
+
+@defect("a rank installed another dtype", "tensor.shape", needs=several_ranks)
+def _(trace: Trace) -> None:
+    rank = trace.layout.world - 1
+    of_dtype(trace, "torch.uint8", ("tensor",), event="router_replay_action", rank=rank)
+
+
+@defect("what is assigned and installed is unsigned", "tensor.shape")
+def _(trace: Trace) -> None:
+    for event in ("router_replay_assignment", "router_replay_action"):
+        of_dtype(trace, "torch.uint8", ("tensor",), event=event)
+
+
+@defect("every token has the dummy route", "route.values", needs=lambda one: not one.fallback)
+def _(trace: Trace) -> None:
+    trace.files = make_trace(replace(trace.layout, dummy=True), seed=3).files
 
 
 @defect("a row is partly missing", "route.values", "installed.payload")

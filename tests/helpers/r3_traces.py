@@ -45,6 +45,7 @@ class Layout:
         previewed: Samples of a producer or fetch whose values are shown.
         capped: Micro-batches of a step whose shards are recorded.
         top_k, experts: Choices of a token, and of how many.
+        dummy: Whether every token has the dummy route, as where routes were lost.
     """
 
     tensor: int = 1
@@ -69,6 +70,7 @@ class Layout:
     capped: int = 2
     top_k: int = 2
     experts: int = 8
+    dummy: bool = False
 
     @property
     def world(self) -> int:
@@ -185,7 +187,7 @@ def _sample(layout: Layout, random: np.random.Generator, length: int) -> Sample:
         routes[row, layout.payload_idx(layer)] = random.permutation(layout.experts)[: layout.top_k]
     moe = [layout.payload_idx(layer) for layer in layout.layers]
     routes[: min(layout.fallback, length - 1), moe] = -1
-    routes[-1, moe] = np.arange(layout.top_k)
+    routes[slice(None) if layout.dummy else -1, moe] = np.arange(layout.top_k)
     key = f"{int(random.integers(1 << 60)):x}_g0"
     return Sample(random.integers(1, 1000, length), routes, key)
 

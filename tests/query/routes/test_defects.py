@@ -4,43 +4,24 @@ import copy
 import json
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.r3_checked import LAYOUTS, checked, failed
 from tests.helpers.r3_defects import DEFECTS
 from tests.helpers.r3_traces import Layout, Trace, make_shard, make_trace, samples_of, tensor_record
-from trajreplay.query.routes import RoutePolicy, RouteReport, check_routes
 
 FAULTS = json.loads((Path(__file__).parents[2] / "cases" / "fault_cases.json").read_text())
-LAYOUTS = {
-    "one rank": Layout(lengths=(3, 2, 4, 1)),
-    "context": Layout(context=2),
-    "sequence": Layout(tensor=2, sequence=True, context=2),
-    "pipeline": Layout(pipeline=3, data=2, lengths=(3, 4, 2), microbatch=2),
-    "rows": Layout(packed=False, lengths=(3, 4, 2, 2), data=2),
-    "steps": Layout(steps=2, context=2, full=True),
-    "fallback": Layout(fallback=1, context=2, pipeline=2, recompute=True),
-    "long": Layout(context=2, lengths=(70, 90, 110, 20, 33, 21), pipeline=2, previewed=0),
-}
 WHOLE = ("context", "sequence", "pipeline")
 TRIED = [
     *LAYOUTS.values(),
-    *(replace(LAYOUTS[name], queue=False) for name in ("context", "rows", "fallback", "long")),
+    *(
+        replace(LAYOUTS[name], queue=False)
+        for name in ("context", "rows", "fallback", "long", "steps")
+    ),
 ]
-
-
-def checked(trace: Trace, **stated: object) -> RouteReport:
-    layout = trace.layout
-    policy = RoutePolicy(layout.contract, stages=layout.stages, **stated)  # type: ignore[arg-type]
-    with TemporaryDirectory() as folder:
-        return check_routes(trace.write(Path(folder) / "trace"), policy)
-
-
-def failed(report: RouteReport) -> set[str]:
-    return {one.rule for one in report.findings if one.severity == "failure"}
 
 
 @st.composite

@@ -11,6 +11,7 @@ from tests.helpers.gates import HEALTHY
 from tests.helpers.r3_traces import Layout, make_trace
 from trajreplay import Lake
 from trajreplay.query import Catalog
+from trajreplay.query.routes.policy import STAGES
 from trajreplay.schema.lakefile import open_lake
 from trajreplay.stages.gate.checks import CHECKS_BY_NAME, judged
 from trajreplay.stages.gate.evidence import Evidence
@@ -152,3 +153,26 @@ def test_the_preset_bounds_the_share_of_rows_that_no_route_was_replayed_for(
         "routes", traces=traces, contract="legacy-async", since=0.0
     )
     assert outcome(catalog, "routes", policy=policy) is passed
+
+
+@pytest.mark.parametrize(
+    ("stated", "reason"),
+    [
+        ({"require": ["stage.routes"], "stages": ["train"]}, "stage.routes is not-applicable, and"),
+        ({"require": ["installed.payload"]}, "installed.payload is unverified, and has to be"),
+        ({"layers": [2, 3, 4, 5]}, "layer.coverage: no rank replays layer 5"),
+    ],
+)
+def test_what_makes_the_routes_fail_is_named(
+    catalog: Catalog, tmp_path: Path, stated: dict[str, Any], reason: str
+) -> None:
+    """Not what else could not be decided, and need not be."""
+    layout = Layout(lengths=(70, 90), queue=False, stages=tuple(stated.get("stages", STAGES)))
+    traces = str(make_trace(layout).write(tmp_path / "trace"))
+    policy = load_gate_policy("router-replay").with_parameters(
+        "routes", traces=traces, contract="legacy-async", since=0.0, **stated
+    )
+    rows = {1: {"attempt": 0, **HEALTHY}}
+    found = Evidence(catalog, "r", (0,), steps=rows, records=1)
+    told = judged(CHECKS_BY_NAME["routes"], found, policy)
+    assert (told.passed, told.reason.startswith(f"attempt 0: {reason}")) == (False, True)
