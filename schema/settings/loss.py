@@ -51,8 +51,9 @@ class LossSettings:
             policy where the loss is decoupled (AReaL), or `rollout`.
         proximal: Whether those old log-probs are as `recorded`; `interpolated` between the
             rollout's and the current ones by the weights that made each token (AReaL's loglinear);
-            or the `current` ones themselves, in weights against the sampler, too (NeMo-RL's
-            force_on_policy_ratio).
+            or the `current` ones themselves, in weights against the sampler and rejections, too
+            (NeMo-RL's force_on_policy_ratio; verl's bypass mode, which has no old ones, and whose
+            ratio, where it has one, is to those of old_source `rollout`).
         nll_coef: Coefficient of the mean of -log pi over the trained tokens of samples whose raw
             reward is above 0, one such mean a micro-batch (VAPO as in NeMo-RL).
         use_kl_loss, tis, opsm, opd, per_token: Whether this term was in force: true, false, or

@@ -76,6 +76,14 @@ def means_over_micro_batches(settings: Settings) -> bool:
     return "micro-batch" in (loss.mean_over, loss.terms_mean_over, settings.value.mean_over)
 
 
+def reads_old(loss: LossSettings) -> bool:
+    """Whether a loss asks for the log-probs of the policy before the update."""
+    by_ratio = loss.ratio != "one" and loss.surrogate != "reinforce" and loss.old_source == "old"
+    weighted = loss.kl_loss_coef != 0 and loss.kl_loss_weighted and loss.kl_loss_weight == "old"
+    drops = loss.opsm_delta is not None and loss.opsm_source == "old"
+    return by_ratio or weighted or drops or loss.correction != "none" or rejects(loss)
+
+
 def takes_whole(stage: str, loss: LossSettings) -> bool:
     """Whether samples of other groups enter the loss of one."""
     normed = loss.correction != "none" and loss.correction_norm != "none"
@@ -117,7 +125,7 @@ def loss_contradictions(settings: Settings) -> Iterator[str]:
 def _of_sources(settings: Settings) -> Iterator[str]:
     """What an interpolated policy and the likelihood of good samples do not go with."""
     loss, reward = settings.loss, settings.reward
-    if loss.proximal != "recorded" and loss.old_source != "old":
+    if loss.proximal == "interpolated" and loss.old_source != "old":
         yield f"loss.proximal is {loss.proximal!r} and loss.old_source is {loss.old_source!r}"
     if not loss.nll_coef:
         return
@@ -289,7 +297,7 @@ def policy_needs(settings: Settings, columns: Collection[str]) -> Needs:
 def _scalars(loss: LossSettings, bonus: bool) -> tuple[str, ...]:
     """The scalars that a policy loss is held against."""
     scalars = ["loss", "pg_loss", *(["entropy_loss"] if bonus else [])]
-    moves = loss.ratio != "one" and loss.proximal != "current"
+    moves = loss.ratio != "one" and (loss.proximal, loss.old_source) != ("current", "old")
     if moves and loss.surrogate == "ppo-clip":
         scalars += ["pg_clipfrac", "ppo_kl"]
     return (*scalars, *(["kl_loss"] if loss.kl_loss_coef else []))

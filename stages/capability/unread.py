@@ -10,7 +10,11 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from trajreplay.schema.settings import PROFILES, SECTIONS, Settings
-from trajreplay.stages.capability.losses import means_over_micro_batches, means_over_samples
+from trajreplay.stages.capability.losses import (
+    means_over_micro_batches,
+    means_over_samples,
+    reads_old,
+)
 
 
 class _Read(NamedTuple):
@@ -186,8 +190,8 @@ _OF_LOSSES = (
     _Read(
         "loss",
         ("proximal",),
-        lambda one: _has_ratio(one) and one.loss.ratio != "one",
-        "by surrogates that have a ratio, which is not one",
+        lambda one: reads_old(one.loss),
+        "where old log-probs are: in a ratio, weights, rejections",
     ),
     _Read(
         "loss", ("dual_side",), lambda one: one.loss.dual_clip is not None, "beside loss.dual_clip"

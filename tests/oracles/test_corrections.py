@@ -11,18 +11,19 @@ from torch import Tensor
 from tests.oracles.aggregation import MODES, aggregate
 from tests.oracles.frameworks import Verl, compared_strings
 from tests.oracles.padded import Batch, assert_rounded, batches
+from trajreplay import ParallelCoordinates, profile, with_changes
 from trajreplay.schema import LossSettings
+from trajreplay.stages.capability import ability
+from trajreplay.stages.compose import policy_terms
 from trajreplay.stages.compose.corrections import kept_tokens, rollout_weights
 from trajreplay.stages.compose.surrogates import LossInputs
 from trajreplay.stages.kernels import (
     DivergenceKeep,
     bound_weights,
-    clip_loss,
     divergence_keep,
     importance_weights,
     log_ratio,
     normalised_weights,
-    policy_gradient_loss,
 )
 
 pytestmark = pytest.mark.oracle
@@ -224,14 +225,29 @@ def test_several_options_reject_what_they_do_in_verl(
 def test_losses_in_bypass_mode_are_those_of_verl(
     verl: Verl, loss_type: str, batch: Batch, mode: str, level: str | None, option: str | None
 ) -> None:
-    advantages = batch.packed(batch.advantages)
+    changes: dict[str, Any] = {"loss.proximal": "current", "loss.old_source": "rollout"}
     if loss_type == "reinforce":
-        tokens = policy_gradient_loss(batch.packed(batch.log_probs), advantages)
+        changes["loss.surrogate"], changes["loss.dual_clip"] = "reinforce", None
         if level is not None:
-            tokens = tokens * weights_of(batch, level=level, low=None, normalise=False)
-    else:
-        tokens = clip_loss(log_weights(batch).clamp(*CLAMP), advantages, dual_clip=3.0).pg_loss
-    mask = batch.flat_mask if option is None else kept(batch, option).keep * batch.flat_mask
+            weights_of(batch, level=level, low=None, normalise=False)  # away from its bounds
+            changes["loss.correction"] = CORRECTIONS[level, None]
+            changes["loss.correction_bounds"] = (-math.inf, HIGH)
+            changes["loss.correction_log_clamp"] = CLAMP
+    if option is not None:
+        kept(batch, option)
+        changes |= {f"loss.{name}": value for name, value in rejecting(option).items()}
+    settings = with_changes(profile("verl").settings, changes)
+    log_probs = batch.packed(batch.log_probs)
+    columns = {
+        "log_probs": log_probs,
+        "old_log_probs": log_probs.detach(),
+        "rollout_log_probs": batch.packed(batch.old_log_probs),
+        "advantages": batch.packed(batch.advantages),
+    }
+    can = ability("loss.policy", settings, ParallelCoordinates(), columns)
+    assert can.capability == "recompute", can.reason
+    terms = policy_terms(settings.loss, LossInputs(columns, batch.flat_mask > 0, batch.offsets))
+    tokens, mask = terms.terms["pg_loss"], terms.summed.to(batch.flat_mask.dtype)
     corrections = {
         "loss_type": loss_type,
         "rollout_is": level,

@@ -423,6 +423,19 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
         {**VERL_RS, "loss.proximal": "current", "loss.opsm_delta": 1e-4},
         POLICY,
     ),
+    "bypass of verl": (
+        {
+            **VERL_RS,
+            "loss.proximal": "current",
+            "loss.old_source": "rollout",
+            "loss.log_ratio_clamp": (-20.0, 20.0),
+        },
+        POLICY,
+    ),
+    "bypass of verl, reinforce": (
+        {**VERL_RS, **RAW, "loss.proximal": "current", "loss.surrogate": "reinforce"},
+        POLICY,
+    ),
     "gspo on policy": (
         {"loss.ratio": "sequence-mean", "loss.proximal": "current", "loss.kl_loss_coef": 0.1},
         POLICY,
