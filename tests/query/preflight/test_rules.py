@@ -15,7 +15,14 @@ from trajreplay.query.preflight.evaluation import Undecided
 from trajreplay.schema import QueryError
 
 RULES = [rule for framework in FRAMEWORKS for rule in built_in(framework).rules]
-VERSIONS = {"": None, ">=0.22,<1.10": "1.5.0", "<0.6": "0.5.0"}
+VERSIONS = {
+    "": None,
+    ">=0.22,<1.10": "1.5.0",
+    "<0.5": "0.4.0",
+    "<0.6": "0.5.0",
+    "<0.8": "0.6.0",
+    ">=0.6,<0.8": "0.7.0",
+}
 
 
 def facts_of(rule: Rule) -> dict[str, Any]:
