@@ -24,10 +24,8 @@ from trajreplay.stages.kernels.correction import (
     importance_weights,
     normalised_weights,
 )
-from trajreplay.stages.kernels.counts import shared_tokens, trained_tokens
 from trajreplay.stages.kernels.dppo import dppo_gate, dppo_loss
 from trajreplay.stages.kernels.estimators import (
-    broadcast_advantages,
     distillation_advantages,
     gpg_rewards,
     override_advantages,
@@ -47,7 +45,6 @@ from trajreplay.stages.kernels.penalties import cost_penalised_rewards, kl_penal
 from trajreplay.stages.kernels.policy import PpoClip, PpoClipError, ppo_clip, ppo_clip_error
 from trajreplay.stages.kernels.precision import UNIT_ROUNDOFF, accumulation_factor, half_ulp
 from trajreplay.stages.kernels.ratio import log_ratio, sequence_log_ratio
-from trajreplay.stages.kernels.reduction import Reduction, sequence_mean, set_mean, token_mean
 from trajreplay.stages.kernels.rejection import DivergenceKeep, divergence_keep, veto
 from trajreplay.stages.kernels.returns import (
     discounted_returns,
@@ -62,18 +59,16 @@ from trajreplay.stages.kernels.segments import (
     check_shapes,
     scatter_sum,
     segment_max,
-    segment_mean,
     segment_sum,
 )
 from trajreplay.stages.kernels.shaping import (
-    clip_rewards,
     overlong_penalty,
     scale_rewards,
     truncation_rewards,
 )
 from trajreplay.stages.kernels.step_returns import step_returns
 from trajreplay.stages.kernels.value import ValueLoss, value_loss
-from trajreplay.stages.kernels.whitening import clip_advantages, whiten
+from trajreplay.stages.kernels.whitening import whiten
 
 __all__ = [
     "UNIT_ROUNDOFF",
@@ -90,20 +85,16 @@ __all__ = [
     "OffPolicyKeep",
     "PpoClip",
     "PpoClipError",
-    "Reduction",
     "ValueLoss",
     "VespoLoss",
     "accumulation_factor",
     "approx_kl",
     "approx_kl_error",
     "bound_weights",
-    "broadcast_advantages",
     "check_segments",
     "check_shapes",
     "cispo_loss",
-    "clip_advantages",
     "clip_loss",
-    "clip_rewards",
     "constant_groups",
     "cost_penalised_rewards",
     "decoupled_rewards",
@@ -147,19 +138,13 @@ __all__ = [
     "scatter_sum",
     "scatter_sum_error",
     "segment_max",
-    "segment_mean",
     "segment_sum",
     "seq_mean_token_mean",
     "seq_mean_token_mean_error",
     "sequence_log_ratio",
-    "sequence_mean",
-    "set_mean",
-    "shared_tokens",
     "step_returns",
     "summed_rewards",
-    "token_mean",
     "token_rewards",
-    "trained_tokens",
     "truncation_rewards",
     "value_loss",
     "vespo_loss",

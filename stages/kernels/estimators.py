@@ -7,8 +7,7 @@ from trajreplay.schema import StageError
 from trajreplay.stages.kernels.groups import groups_of
 from trajreplay.stages.kernels.normalise import normalise_rewards
 from trajreplay.stages.kernels.options import check_ddof, check_positive, in_dtype_of
-from trajreplay.stages.kernels.scans import per_token
-from trajreplay.stages.kernels.segments import check_segments, check_shapes
+from trajreplay.stages.kernels.segments import check_shapes
 
 
 def gpg_rewards(
@@ -192,7 +191,7 @@ def override_advantages(advantages: Tensor, flagged: Tensor, *, advantage: float
         StageError: The inputs differ in length.
 
     Conventions:
-        After the estimator and before `clip_advantages`, once a kind of fault: NeMo-RL does so for
+        After the estimator and before clipping, once a kind of fault: NeMo-RL does so for
         messages with an invalid tool call or malformed thinking. A flagged token may be NaN.
 
     Source:
@@ -203,38 +202,3 @@ def override_advantages(advantages: Tensor, flagged: Tensor, *, advantage: float
     """
     check_shapes("override_advantages", advantages=(advantages, "N"), flagged=(flagged, "N"))
     return torch.where(flagged != 0, advantage, advantages)
-
-
-def broadcast_advantages(rewards: Tensor, loss_mask: Tensor, offsets: Tensor) -> Tensor:
-    """Give every token that counts the reward of its sample, and the others 0.
-
-        A_t = m_t r_s      with s the sample of token t
-
-    Args:
-        rewards: (S,) float. The processed reward of each sample.
-        loss_mask: (N,) bool, integer or float, m. 1 where a token counts.
-        offsets: (S+1,) int64. Where each sample begins, and N.
-
-    Returns:
-        (N,) in the dtype of `rewards` if that is floating, else float64. Unit of `rewards`.
-
-    Raises:
-        StageError: The inputs differ in length.
-
-    Conventions:
-        verl and OpenRLHF; slime, Relax and NeMo-RL give it to masked tokens too, which is
-        `grpo_advantages`. A sample without tokens, and the NaN of one without any that count, adds
-        nothing. Values are copied and so exact.
-
-    Source:
-        Shao et al. 2024, DeepSeekMath, section 4.1.2, arXiv:2402.03300.
-
-    >>> mask = torch.tensor([1, 0, 1])
-    >>> broadcast_advantages(torch.tensor([0.5, 1.0]), mask, torch.tensor([0, 2, 3]))
-    tensor([0.5000, 0.0000, 1.0000])
-    """
-    kernel = "broadcast_advantages"
-    check_segments(kernel, loss_mask, offsets)
-    check_shapes(kernel, samples=(offsets.diff(), "S"), rewards=(rewards, "S"))
-    result = torch.where(loss_mask != 0, per_token(kernel, "rewards", rewards, offsets), 0.0)
-    return in_dtype_of(rewards, result)

@@ -36,34 +36,6 @@ def segment_sum(values: Tensor, offsets: Tensor) -> Tensor:
     return sum_checked(values, offsets, length)
 
 
-def segment_mean(values: Tensor, offsets: Tensor) -> Tensor:
-    """Average the tokens of each sample.
-
-        y_s = sum_t x_t / n_s      with n_s the number of tokens of s
-
-    Args:
-        values: (N,) bool, integer or float. The tokens of all samples, packed.
-        offsets: (S+1,) int64. Where each sample begins, and N.
-
-    Returns:
-        (S,) in the dtype of `values` if that is floating, else float64. Unit of `values`.
-
-    Raises:
-        StageError: `values` has not one axis, or `offsets` do not cover it.
-
-    Conventions:
-        Every token counts, masked or not. Sums run in float64. An empty sample gives NaN.
-
-    Source:
-        The definition.
-
-    >>> segment_mean(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 2, 3]))
-    tensor([1.5000, 4.0000])
-    """
-    sums = segment_sum(values, offsets)
-    return sums / offsets.diff().to(sums.dtype)
-
-
 def segment_max(values: Tensor, offsets: Tensor) -> Tensor:
     """Find the largest token of each sample.
 

@@ -44,43 +44,6 @@ def scale_rewards(
     return in_dtype_of(rewards, target[0] + share * (target[1] - target[0]))
 
 
-def clip_rewards(
-    rewards: Tensor, *, low: float | None, high: float | None, bias: float = 0.0, scale: float = 1.0
-) -> Tensor:
-    """Shift, scale and clip rewards.
-
-        y = clamp((r + bias) scale, low, high)
-
-    Args:
-        rewards: (S,) float. One reward per sample.
-        low: The lowest result; None for none. Unit of `rewards` times `scale`.
-        high: The highest result; None for none. Unit of `rewards` times `scale`.
-        bias: Added first. Unit of `rewards`.
-        scale: Multiplied before clipping.
-
-    Returns:
-        (S,) in the dtype of `rewards` if that is floating, else float64. Unit of `rewards` times
-        `scale`.
-
-    Raises:
-        StageError: `rewards` have not one axis, or the range has no end or falls.
-
-    Conventions:
-        Runs in float64. OpenRLHF clips to -10 and 10, and after normalisation; AReaL adds
-        reward_bias, multiplies by reward_scaling and clips to -20 and 20, and TRL's RLOO clips
-        before the KL penalty, both before normalisation. Infinity becomes its bound, NaN stays.
-
-    Source:
-        OpenRLHF, reward.clip_range; AReaL, reward_clip; TRL, reward_clip_range.
-
-    >>> clip_rewards(torch.tensor([-3.0, 0.5, 30.0]), low=-1.0, high=10.0)
-    tensor([-1.0000,  0.5000, 10.0000])
-    """
-    check_shapes("clip_rewards", rewards=(rewards, "S"))
-    check_range("clip_rewards", "the clip range", low, high)
-    return in_dtype_of(rewards, ((rewards.double() + bias) * scale).clamp(low, high))
-
-
 def overlong_penalty(
     lengths: Tensor,
     *,

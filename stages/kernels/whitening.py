@@ -8,7 +8,6 @@ from trajreplay.stages.kernels.groups import Groups, groups_of
 from trajreplay.stages.kernels.options import (
     check_ddof,
     check_option,
-    check_range,
     in_dtype_of,
 )
 from trajreplay.stages.kernels.segments import check_shapes
@@ -131,37 +130,6 @@ def whiten(
     if short == "keep":
         centred = torch.where(count[sets.member] == 0.0, x, centred)
     return in_dtype_of(values, centred)
-
-
-def clip_advantages(advantages: Tensor, *, low: float | None, high: float | None) -> Tensor:
-    """Clip advantages.
-
-        y_t = clamp(A_t, low, high)
-
-    Args:
-        advantages: (N,) float.
-        low: The lowest result; None for none. Unit of `advantages`.
-        high: The highest result; None for none. Unit of `advantages`.
-
-    Returns:
-        (N,) in the dtype of `advantages`. Their unit.
-
-    Raises:
-        StageError: `advantages` have not one axis, or the range has no end or falls.
-
-    Conventions:
-        The last step before the loss, after whitening and overrides, as in NeMo-RL. Infinity
-        becomes its bound, NaN stays.
-
-    Source:
-        NeMo-RL, advantage_clip_low and advantage_clip_high.
-
-    >>> clip_advantages(torch.tensor([-3.0, 0.5, 3.0]), low=-1.0, high=None)
-    tensor([-1.0000,  0.5000,  3.0000])
-    """
-    check_shapes("clip_advantages", advantages=(advantages, "N"))
-    check_range("clip_advantages", "the clip range", low, high)
-    return advantages.clamp(low, high)
 
 
 def centre_of(counted: Tensor, unmasked: Tensor, sets: Groups, centre: str) -> Tensor:

@@ -1,10 +1,12 @@
-"""verl's ways to make one number of the losses of tokens, in kernels."""
+"""verl's ways to make one number of the losses of tokens, as a replay takes them."""
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from tests.helpers.replayed_means import replayed_mean
 from tests.oracles.padded import Batch
-from trajreplay.stages.kernels import sequence_mean, token_mean
 
 MODES = (
     "seq-mean-token-mean",
@@ -42,24 +44,29 @@ def aggregate(
         The loss, a scalar.
     """
     counted = batch.flat_mask if mask is None else mask
-    sets = (counted, batch.offsets, batch.one_set, 1)
-    if mode.startswith("token"):
-        total = torch.ones(1) if mode == "token-sum" else None
-        if mode == "token-mean" and global_tokens is not None:
-            total = torch.tensor([float(global_tokens)])
-        found = token_mean(tokens, *sets, denominator=total, empty="nan").value * ranks
-        return found.squeeze()
-    samples = None if global_samples is None else torch.tensor([float(global_samples)])
-    ones = None if mode == "seq-mean-token-mean" else torch.ones(len(batch.lengths))
-    found = sequence_mean(
-        tokens,
-        *sets,
-        token_denominator=ones,
-        token_epsilon=1e-8,
-        samples="trained",
-        denominator=samples,
-        empty="nan",
-    ).value
-    if mode == "seq-mean-token-sum-norm":
-        found = found / (batch.mask.shape[1] if scale is None else scale)
-    return (found * ranks).squeeze()
+    if not bool(counted.any()) and not (mode == "token-sum" or global_samples or global_tokens):
+        return torch.tensor(torch.nan)  # 0 over 0, of which a replay says that it is not finite
+    norm = float(batch.mask.shape[1] if scale is None else scale)
+    ways: dict[str, dict[str, Any]] = {
+        "token-mean": {"denominator": global_tokens},
+        "token-sum": {"denominator": 1.0},
+        "seq-mean-token-mean": {"aggregation": "seq-mean-token-mean", "count_epsilon": 1e-8},
+        "seq-mean-token-sum": {"aggregation": "seq-mean-token-sum"},
+        "seq-mean-token-sum-norm": {
+            "aggregation": "constant-norm",
+            "constant_norm": norm,
+            "constant_norm_by_rows": True,
+        },
+    }
+    way = {"denominator_rows": "with-tokens", **ways[mode]}
+    if mode.startswith("seq-mean"):
+        way["denominator"] = global_samples
+    if mode.endswith("norm") and global_samples is not None:
+        return (
+            ranks
+            * replayed_mean(
+                tokens, counted, batch.offsets, aggregation="constant-norm", constant_norm=norm
+            )
+            / global_samples
+        )
+    return ranks * replayed_mean(tokens, counted, batch.offsets, **way)

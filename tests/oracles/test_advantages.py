@@ -12,11 +12,11 @@ from torch import Tensor
 from tests.oracles.frameworks import Verl
 from tests.oracles.padded import Batch, assert_rounded, batches
 from trajreplay.stages.kernels import (
-    broadcast_advantages,
     decoupled_rewards,
     discounted_returns,
     gae_advantages,
     gpg_rewards,
+    grpo_advantages,
     normalise_rewards,
     optimal_token_advantages,
     pass_at_k_rewards,
@@ -80,7 +80,7 @@ def baseline_settings(batch: Batch, verl: Verl) -> dict[str, Any]:
 
 
 def broadcast(batch: Batch, samples: Tensor) -> Tensor:
-    return broadcast_advantages(samples, batch.flat_mask, batch.offsets)
+    return grpo_advantages(samples, batch.offsets.diff()) * batch.flat_mask
 
 
 def grouped(batch: Batch, **options: Any) -> Tensor:

@@ -11,6 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.helpers.replayed_means import replayed_mean
 from tests.oracles.aggregation import MODES, aggregate
 from tests.oracles.frameworks import Verl
 from tests.oracles.padded import Batch, assert_rounded, batches
@@ -27,8 +28,6 @@ from trajreplay.stages.kernels import (
     policy_gradient_loss,
     sapo_loss,
     sequence_log_ratio,
-    set_mean,
-    token_mean,
     weighted_kl,
 )
 
@@ -249,8 +248,8 @@ def test_clip_fractions_are_those_of_verl(verl: Verl, name: str, batch: Batch) -
     _, metrics = of_verl(verl, name, batch, "token-mean", None)
     clipped = CASES[name].tokens(batch).clipped
     assert clipped is not None
-    fraction = token_mean(clipped, batch.flat_mask, batch.offsets, batch.one_set, 1, epsilon=1e-8)
-    assert_rounded(metrics["actor/pg_clipfrac"], fraction.value.squeeze())
+    fraction = replayed_mean(clipped, batch.flat_mask, batch.offsets, count_epsilon=1e-8)
+    assert_rounded(metrics["actor/pg_clipfrac"], fraction)
 
 
 @given(batch=batches(), mode=st.sampled_from(MODES), weighted=st.booleans())
@@ -275,10 +274,10 @@ def test_the_loss_of_geometric_means_is_that_of_verl(
             logs, batch.flat_mask, batch.offsets, level="geometric", epsilon=1e-8
         )
         loss = loss * means[batch.offsets[:-1]]
-    assert_rounded(found, set_mean(loss, batch.one_set, 1).value.squeeze(), size=loss)
+    assert_rounded(found, loss.double().mean(), size=loss)
     for key, clipped in (
         ("actor/pg_clipfrac", samples.clipped),
         ("actor/pg_clipfrac_lower", samples.clipped_low),
     ):
-        fraction = token_mean(clipped, batch.flat_mask, batch.offsets, batch.one_set, 1)
-        assert_rounded(metrics[key], fraction.value.squeeze())
+        fraction = replayed_mean(clipped, batch.flat_mask, batch.offsets)
+        assert_rounded(metrics[key], fraction)

@@ -7,10 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.replayed_means import replayed_mean
 from tests.oracles.aggregation import MODES, aggregate
 from tests.oracles.frameworks import Verl, compared_strings
 from tests.oracles.padded import Batch, assert_rounded, batches
-from trajreplay.stages.kernels import token_mean, value_loss, weighted_kl
+from trajreplay.stages.kernels import value_loss, weighted_kl
 
 pytestmark = pytest.mark.oracle
 
@@ -86,10 +87,8 @@ def test_value_losses_are_those_of_verl(verl: Verl, batch: Batch, mode: str, cli
         value_clip=clip,
     )
     assert_rounded(found, aggregate(tokens.value_loss, batch, mode), size=100.0)
-    clipped = token_mean(
-        tokens.clipped, batch.flat_mask, batch.offsets, batch.one_set, 1, epsilon=1e-8
-    )
-    assert_rounded(fraction, clipped.value.squeeze())
+    clipped = replayed_mean(tokens.clipped, batch.flat_mask, batch.offsets, count_epsilon=1e-8)
+    assert_rounded(fraction, clipped)
 
 
 @pytest.mark.parametrize("straight_through", [False, True])

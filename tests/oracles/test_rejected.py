@@ -7,6 +7,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from tests.helpers.replayed_means import replayed_mean
 from tests.oracles.frameworks import Verl
 from tests.oracles.padded import Batch, assert_rounded, batches
 from tests.oracles.test_advantages import GAMMA, LAM, LEAST_DEVIATION
@@ -20,7 +21,6 @@ from trajreplay.stages.compose import (
     value_terms,
     value_tokens,
 )
-from trajreplay.stages.kernels import token_mean
 
 pytestmark = pytest.mark.oracle
 
@@ -73,8 +73,8 @@ def test_the_value_loss_counts_what_is_kept(verl: Verl, batch: Batch, option: st
     }
     terms = value_terms(settings.value, columns)
     for name, found in (("value_loss", loss), ("value_clipfrac", fraction)):
-        expected = token_mean(terms[name], counted, batch.offsets, batch.one_set, 1).value
-        assert_rounded(found, expected.squeeze(), size=terms[name])
+        expected = replayed_mean(terms[name], counted, batch.offsets)
+        assert_rounded(found, expected, size=terms[name])
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)

@@ -9,6 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.helpers.replayed_means import replayed_mean
 from tests.oracles.frameworks import Trl, compared_strings
 from tests.oracles.padded import Batch, assert_rounded, batches
 from tests.oracles.stand_in import loss_of
@@ -20,9 +21,6 @@ from trajreplay.stages.kernels import (
     off_policy_keep,
     sapo_loss,
     sequence_log_ratio,
-    sequence_mean,
-    set_mean,
-    token_mean,
     vespo_loss,
     weighted_kl,
 )
@@ -89,21 +87,15 @@ def vespo(batch: Batch, level: str, delta: float | None) -> Tensor:
 
 
 def over_samples(tokens: Tensor, batch: Batch, *, sums: bool = False) -> Tensor:
-    found = sequence_mean(
-        tokens,
-        batch.flat_mask,
-        batch.offsets,
-        batch.one_set,
-        1,
-        token_denominator=torch.ones(len(batch.lengths)) if sums else None,
+    kind = "sum" if sums else "mean"
+    found = replayed_mean(
+        tokens, batch.flat_mask, batch.offsets, aggregation=f"seq-mean-token-{kind}"
     )
-    return found.value.squeeze() / ACCUMULATION
+    return found / ACCUMULATION
 
 
 def over_tokens(tokens: Tensor, batch: Batch, denominator: float | None = None) -> Tensor:
-    total = None if denominator is None else torch.tensor([denominator])
-    found = token_mean(tokens, batch.flat_mask, batch.offsets, batch.one_set, 1, denominator=total)
-    return found.value.squeeze()
+    return replayed_mean(tokens, batch.flat_mask, batch.offsets, denominator=denominator)
 
 
 def over_generation(tokens: Tensor, batch: Batch) -> Tensor:
@@ -205,7 +197,7 @@ def test_clip_fractions_are_those_of_trl(trl: Trl, batch: Batch, level: str) -> 
     if level == "token":
         fraction = over_tokens(counted, batch)
     else:
-        fraction = set_mean(counted[batch.offsets[:-1]], batch.one_set, 1).value.squeeze()
+        fraction = counted[batch.offsets[:-1]].double().mean()
     assert_rounded(metrics["clip_ratio/region_mean"][0], fraction)
 
 
@@ -235,9 +227,7 @@ def test_losses_of_geometric_means_are_those_of_trl(trl: Trl, batch: Batch) -> N
     ).pg_loss
     # Without a token that counts the advantage is lost to the kernel, not to TRL.
     assume(bool((batch.mask.sum(1) > 0).all()))
-    assert_rounded(
-        found, set_mean(samples, batch.one_set, 1).value.squeeze() / ACCUMULATION, size=samples
-    )
+    assert_rounded(found, samples.double().mean() / ACCUMULATION, size=samples)
 
 
 @given(batch=batches())
@@ -246,5 +236,5 @@ def test_losses_of_rloo_are_those_of_trl(trl: Trl, batch: Batch) -> None:
     found, _ = of_trl(trl, trl.rloo, batch, {"old_logps": old})
     samples = sequence_log_ratio(ratio(batch), batch.flat_mask, batch.offsets, form="sum")
     tokens = clip_loss(samples, advantages(batch), eps_clip=LOW, eps_clip_high=HIGH).pg_loss
-    expected = set_mean(tokens[batch.offsets[:-1]], batch.one_set, 1).value.squeeze()
+    expected = tokens[batch.offsets[:-1]].double().mean()
     assert_rounded(found, expected, size=tokens)

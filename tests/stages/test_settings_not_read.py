@@ -4,13 +4,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.helpers.composed import ComposedTrainer
 from tests.helpers.small_lakes import rollout
-from trajreplay import Lake, RecomputeConfig, with_changes
+from tests.stages.test_bad_settings import STAGE_OF
+from tests.stages.test_composed import CHANGES, COLUMNS, PLAIN, _shares, _take_apart
+from trajreplay import Lake, ParallelCoordinates, RecomputeConfig, SchemaError, with_changes
 from trajreplay.schema import PROFILES, Settings
-from trajreplay.stages.capability import not_read
-from trajreplay.stages.capability.unread import _OF_STAGES
+from trajreplay.schema.settings import LOSS_TERMS, SECTIONS
+from trajreplay.schema.settings.knobs import kinds
+from trajreplay.stages.capability import ability, not_read
+from trajreplay.stages.capability.unread import _OF_STAGES, _filled
 
 # Each beside what makes it be read.
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -24,11 +33,35 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("advantage.gamma", {"advantage.gamma": 0.9}, {"advantage.estimator": "grpo"}),
     ("advantage.masking", {"advantage.masking": "reset"}, {"advantage.estimator": "opd"}),
     ("advantage.lam_alpha", {"advantage.lam_alpha": 0.05}, {"advantage.estimator": "reinforce++"}),
-    ("advantage.whiten_form", {"advantage.whiten_form": "std"}, {"advantage.whiten": "none"}),
+    ("advantage.whiten_epsilon", {"advantage.whiten_epsilon": 0.1}, {"advantage.whiten": "none"}),
     (
-        "advantage.whiten_ddof",
-        {"advantage.whiten_ddof": 0, "advantage.whiten": "cohort"},
+        "advantage.whiten_epsilon",
+        {"advantage.whiten_epsilon": 0.1, "advantage.whiten": "cohort"},
         {"advantage.whiten_scale": False},
+    ),
+    (
+        "advantage.lam",
+        {"advantage.lam": 0.5, "advantage.estimator": "gae"},
+        {"advantage.lam_alpha": 0.1},
+    ),
+    ("advantage.reward_at", {"advantage.reward_at": "after-last-unmasked"}, {}),
+    ("kl.estimator", {"kl.estimator": "k2"}, {"kl.coef": 0.0}),
+    ("kl.policy_source", {"kl.policy_source": "odd"}, {"kl.coef": 0.0}),
+    ("value.counted", {"value.counted": "odd"}, {"value.clip": None}),
+    ("loss.eps_clip", {"loss.eps_clip": 0.5}, {"loss.surrogate": "sapo"}),
+    ("loss.eps_clip", {"loss.eps_clip": 0.5}, {"loss.surrogate": "vespo"}),
+    ("loss.eps_clip", {"loss.eps_clip": 0.5}, {"loss.surrogate": "reinforce"}),
+    (
+        "loss.eps_clip",
+        {"loss.eps_clip": 0.5},
+        {"loss.surrogate": "cispo", "loss.cispo_bounds": "upper-absolute"},
+    ),
+    ("loss.eps_clip_high", {"loss.eps_clip_high": 0.5}, {"loss.surrogate": "kl-cov"}),
+    ("loss.kl_loss_estimator", {"loss.kl_loss_estimator": "k2"}, {"loss.kl_loss_coef": 0.0}),
+    (
+        "loss.dppo_kl_tau",
+        {"loss.dppo_kl_tau": 0.5, "loss.surrogate": "dppo"},
+        {"loss.dppo_form": "log-prob"},
     ),
     ("loss.ratio", {"loss.ratio": "sequence-mean"}, {"loss.surrogate": "reinforce"}),
     ("loss.proximal", {"loss.proximal": "interpolated"}, {"loss.ratio": "one"}),
@@ -74,6 +107,128 @@ def test_every_field_of_the_table_is_a_setting(section: str, name: str) -> None:
 def test_what_a_profile_fills_in_is_not_said(profile: str) -> None:
     assert told({}, PROFILES[profile].settings) == ""
     assert "loss.dual_side" in told({"loss.dual_side": "both", "loss.dual_clip": None})
+
+
+# What changes no number of the cohort below though it is read, and why.
+UNSEEN = {
+    "reward.n_samples_per_prompt",  # checked
+    "reward.stop_properly_coef",  # the trainings here cut no response
+    "reward.bias",  # what is centred has none
+    "reward.grouping",  # of greedy baselines, which are of no group
+    "reward.unit",  # fragments of one trajectory have one reward
+    "kl.coef",  # paid by others
+    "advantage.whiten_short",  # of sets that are not short
+    "advantage.whiten_leave_one_out",  # distances and deviation grow by the same factor
+    "advantage.otb_zero_tail",  # of samples that end together
+    "loss.batch_reduction",  # stated by the outputs themselves
+    "loss.advantage_level",  # what is linear in the advantages
+    "loss.terms_mean_over",  # the scope, where the loss is a mean over it
+    "loss.ratio",  # one, of what has none
+    "loss.undefined_weight",  # every weight here is finite
+    *(f"loss.{name}" for name in LOSS_TERMS),  # checked
+}
+# Settings that this cohort happens to say nothing of beside others.
+COINCIDENCE: dict[str, tuple[str, ...]] = {
+    "constant norm": ("loss.count_epsilon",),
+    "constant norm and samples": ("loss.count_epsilon",),
+    "dppo": ("loss.dppo_measure",),
+}
+HELD = (*COLUMNS, "micro_batch_id")
+SPREADS = {"rollout_log_probs": 0.3, "log_probs": 0.5, "ref_log_probs": 0.5}
+TRIED: dict[str, tuple[Any, ...]] = {
+    "flag": (True, False),
+    "number": (0.5, 2.0, 0.01),
+    "count": (0, 3),
+    "interval": ((0.2, 0.6), (-0.01, 0.01)),
+    "weights": ({},),
+    "intervals": ({}, {"token-ratio": (0.9, 1.1)}),
+    "names": (("solver",),),
+}
+
+
+def _numbers(settings: Settings, section: str) -> str:
+    """What a training under settings records of a stage, as text."""
+    numbers = np.random.default_rng(1)
+    shares = _shares()
+    if settings.reward.weights:
+        _take_apart(shares, missing=settings.reward.missing == "exclude")
+    samples = [one for own in shares.values() for one in own]
+    for one in samples:  # far enough apart that bounds bite
+        old = one.columns["old_log_probs"]
+        for name, spread in (
+            ("rollout_log_probs", 0.3),
+            ("log_probs", 0.5),
+            ("ref_log_probs", 0.5),
+        ):
+            drift = torch.tensor(numbers.normal(0.0, spread, one.length), dtype=torch.float32)
+            one.columns[name] = (old + drift).clamp(max=-0.01)
+        for name in ("advantages", "returns"):
+            drawn = numbers.normal(0.0, 1.0, one.length)
+            one.columns[name] = torch.tensor(drawn, dtype=torch.float32)
+    trainer = ComposedTrainer(settings, shares)
+    if section == "loss":
+        return repr(trainer.policy_scalars())
+    if section == "value":
+        return repr(trainer.value_scalars())
+    trainer.score()
+    if section == "reward":
+        return repr([one.reward for one in samples])
+    trainer.estimate()
+    if section == "kl":
+        return repr(trainer.column("kl"))
+    pairs = zip(trainer.column("advantages"), trainer.masks, strict=True)
+    kept = [[x for x, m in zip(*pair, strict=True) if m] for pair in pairs]
+    return repr((kept, trainer.column("returns")))
+
+
+def _others(settings: Settings, section: str, name: str) -> Iterator[Settings]:
+    """The same settings with another value of a field, where that can be recomputed."""
+    kind, stage = kinds(SECTIONS[section])[name], STAGE_OF[section]
+    known = TRIED.get(kind.what, kind.known)
+    for value in (*known, *((None,) if kind.optional else ())):
+        if value == getattr(getattr(settings, section), name):
+            continue
+        try:
+            other = with_changes(settings, {f"{section}.{name}": value})
+        except SchemaError:
+            continue
+        if ability(stage, other, ParallelCoordinates(), HELD).capability == "recompute":
+            yield other
+
+
+CONTEXTS = sorted(name for name, (_, stage) in CHANGES.items() if stage in STAGE_OF.values())
+
+
+@given(st.sampled_from(CONTEXTS), st.data())
+def test_what_changes_no_number_is_said_and_what_is_said_changes_none(
+    context: str, data: st.DataObject
+) -> None:
+    section = next(one for one, its in STAGE_OF.items() if its == CHANGES[context][1])
+    _judge(context, section, data.draw(st.sampled_from(sorted(kinds(SECTIONS[section])))))
+
+
+def _judge(context: str, section: str, name: str) -> None:
+    changes = CHANGES[context][0]
+    label, base = f"{section}.{name}", with_changes(PLAIN, changes)
+    plain = _numbers(base, section)
+    found = []
+    for other in _others(base, section, name):
+        try:
+            changed = _numbers(other, section) != plain
+        except (ValueError, ZeroDivisionError, ArithmeticError, KeyError, TypeError):
+            return  # what the loops of the training know nothing of
+        says = any(one.startswith(f"{label} is") for one in not_read(STAGE_OF[section], other))
+        if says:  # then the default, or that of a profile, gives the same
+            default = getattr(SECTIONS[section](), name)
+            usual = with_changes(other, {label: default})
+            assert _numbers(usual, section) == _numbers(other, section), (label, other)
+        known = getattr(getattr(other, section), name) in [*_filled(section, name)]
+        found.append((changed, says or known))
+    if found and label not in UNSEEN and not any(changed for changed, _ in found):
+        assert all(said for _, said in found) or label in COINCIDENCE.get(context, ()), (
+            label,
+            context,
+        )
 
 
 def test_a_replay_says_it_and_passes(tmp_path: Path) -> None:

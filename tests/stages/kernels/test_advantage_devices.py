@@ -4,9 +4,6 @@ from torch import Tensor
 
 from tests.helpers.devices import DEVICES
 from trajreplay.stages.kernels import (
-    broadcast_advantages,
-    clip_advantages,
-    clip_rewards,
     cost_penalised_rewards,
     decoupled_rewards,
     discounted_returns,
@@ -70,7 +67,6 @@ def every_kernel(
         summed_rewards(components, weights, missing="exclude"),
         decoupled_rewards(components, weights, groups),
         scale_rewards(raw, source=(0.0, 1.0), target=(-1.0, 1.0)),
-        clip_rewards(raw, low=0.5, high=None),
         truncation_rewards(raw, groups, coefficient=0.5),
         cost_penalised_rewards(raw, components, groups, weights=(0.25, 0.1)),
         overlong_penalty(offsets.diff().to(dtype), max_length=8, buffer=4),
@@ -83,12 +79,10 @@ def every_kernel(
         length_adaptive_lambda(offsets.diff().to(dtype), alpha=0.5),
         whiten(values, mask),
         whiten(values, mask, set_index=sets, one_pass=True),
-        clip_advantages(values, low=0.2, high=0.8),
         gpg_rewards(raw, groups),
         pass_at_k_rewards(raw, groups),
         distillation_advantages(log_probs, -values, advantages=kl, loss_mask=mask),
         override_advantages(values, mask, advantage=-1.0),
-        broadcast_advantages(raw, mask, offsets),
         optimal_token_advantages(placed, log_probs, 1 + kl, mask, groups, offsets),
     ]
 

@@ -18,7 +18,6 @@ from trajreplay.stages.kernels import (
     scatter_sum,
     scatter_sum_error,
     segment_max,
-    segment_mean,
     segment_sum,
     seq_mean_token_mean,
     seq_mean_token_mean_error,
@@ -60,7 +59,6 @@ def every_kernel(device: str, dtype: torch.dtype, lengths: list[int]) -> list[Te
         *scatter_sum_error(loss_error, groups, 2),
         scatter_sum(pg.mean, groups, 2),
         segment_sum(log_probs, offsets),
-        segment_mean(log_probs, offsets),
         segment_max(log_probs, offsets),
     ]
 

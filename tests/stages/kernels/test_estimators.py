@@ -12,7 +12,6 @@ from tests.helpers import reference_advantages as references
 from tests.helpers.packed import Packed, float32s, packed, pools
 from trajreplay.schema import StageError
 from trajreplay.stages.kernels import (
-    broadcast_advantages,
     distillation_advantages,
     gpg_rewards,
     override_advantages,
@@ -128,17 +127,6 @@ def test_overrides_reach_flagged_tokens_only(
     assert result.tolist() == pytest.approx(expected, nan_ok=True)
 
 
-@given(ROWS, VALUES)
-def test_broadcast_equals_a_loop(rows: Packed, pool: list[float]) -> None:
-    rewards = [pool[sample % len(pool)] for sample in range(len(rows.lengths))]
-    result = broadcast_advantages(torch.tensor(rewards), rows.mask, rows.offsets)
-    masks = references.rows_of(rows.loss_mask, rows.lengths)
-    expected = [
-        reward if m else 0.0 for reward, mask in zip(rewards, masks, strict=True) for m in mask
-    ]
-    assert result.tolist() == expected
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_the_dtype_is_kept_and_inputs_are_not_changed(dtype: torch.dtype) -> None:
     values = FOUR.to(dtype)
@@ -147,7 +135,6 @@ def test_the_dtype_is_kept_and_inputs_are_not_changed(dtype: torch.dtype) -> Non
         pass_at_k_rewards(values, ONE_GROUP),
         distillation_advantages(values, values),
         override_advantages(values, torch.zeros(4), advantage=1.0),
-        broadcast_advantages(values, torch.ones(4), torch.arange(5)),
     ):
         assert result.dtype == dtype
         result.zero_()
@@ -170,5 +157,3 @@ def test_what_does_not_fit_is_refused() -> None:
         distillation_advantages(four, four, loss_mask=three)
     with pytest.raises(StageError, match="flagged has 3 along N, expected 4"):
         override_advantages(four, three, advantage=0.0)
-    with pytest.raises(StageError, match="rewards has 3 along S, expected 1 as in samples"):
-        broadcast_advantages(three, four, torch.tensor([0, 4]))

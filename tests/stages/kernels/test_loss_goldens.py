@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.replayed_means import replayed_mean
+from trajreplay.stages.kernels import seq_mean_token_mean
 from trajreplay.stages.kernels.clipping import cispo_loss, clip_loss
 from trajreplay.stages.kernels.correction import bound_weights, importance_weights
 from trajreplay.stages.kernels.kl_loss import weighted_kl
 from trajreplay.stages.kernels.ratio import log_ratio, sequence_log_ratio
-from trajreplay.stages.kernels.reduction import sequence_mean, token_mean
 from trajreplay.stages.kernels.rejection import divergence_keep, veto
 
 # The last token of the second sample is masked and holds what it may.
@@ -21,17 +22,18 @@ ADVANTAGES = torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0, -1.0])
 LOG_RATIO = log_ratio(LOG_PROBS, OLD)
 LOG_WEIGHTS = log_ratio(OLD, ROLLOUT)
 LOW, HIGH = 0.2, 0.28
-STEP = torch.zeros(2, dtype=torch.int64)
 NEMO = 1e-8
 
 
 def over_tokens(values: Tensor) -> float:
-    return token_mean(values, MASK, OFFSETS, STEP, 1, epsilon=NEMO).value.item()
+    return replayed_mean(values, MASK, OFFSETS, count_epsilon=NEMO).item()
 
 
 def over_samples(values: Tensor) -> float:
-    found = sequence_mean(values, MASK, OFFSETS, STEP, 1, token_epsilon=NEMO)
-    return found.value.item()
+    found = replayed_mean(
+        values, MASK, OFFSETS, aggregation="seq-mean-token-mean", count_epsilon=NEMO
+    )
+    return found.item()
 
 
 def clipped() -> Tensor:
@@ -114,8 +116,7 @@ def test_weights_that_are_truncated_while_tokens_are_rejected() -> None:
 def test_moments_of_the_weights_of_samples() -> None:
     """G31: chi2 of tokens and of samples, and the ratio of perplexities."""
     tokens = importance_weights(2.0 * LOG_WEIGHTS, MASK, OFFSETS)
-    each = torch.arange(2)
-    means = sequence_mean(tokens, MASK, OFFSETS, each, 2).value - 1.0
+    means = seq_mean_token_mean(tokens, MASK.float(), OFFSETS).mean - 1.0
     assert means.tolist() == pytest.approx([0.316119671, -0.222750127], rel=2e-6)
     samples = importance_weights(2.0 * LOG_WEIGHTS, MASK, OFFSETS, level="sequence") - 1.0
     assert samples[::3].tolist() == pytest.approx([1.01375246, -0.50341475], rel=2e-6)

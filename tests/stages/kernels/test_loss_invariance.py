@@ -17,7 +17,6 @@ from trajreplay.stages.kernels.correction import (
     importance_weights,
     normalised_weights,
 )
-from trajreplay.stages.kernels.counts import shared_tokens, trained_tokens
 from trajreplay.stages.kernels.dppo import dppo_loss
 from trajreplay.stages.kernels.gates import kl_cov_loss, sapo_loss
 from trajreplay.stages.kernels.kl_loss import weighted_kl
@@ -25,7 +24,6 @@ from trajreplay.stages.kernels.m2po import m2po_keep, m2po_loss
 from trajreplay.stages.kernels.masked import sample_values
 from trajreplay.stages.kernels.off_policy import off_policy_keep, proximal_log_probs
 from trajreplay.stages.kernels.ratio import log_ratio, sequence_log_ratio
-from trajreplay.stages.kernels.reduction import sequence_mean, set_mean, token_mean
 from trajreplay.stages.kernels.rejection import divergence_keep, veto
 from trajreplay.stages.kernels.sample_losses import gmpo_loss, vespo_loss
 from trajreplay.stages.kernels.value import value_loss
@@ -98,25 +96,17 @@ def over_samples(batch: Batch) -> tuple[Tensor, ...]:
     """Give (S,) tensors: every kernel that has a value a sample."""
     new, old, _, advantages = batch.columns
     rest = batch.mask, batch.offsets
-    return (
-        *gmpo_loss(log_ratio(new, old), advantages, *rest)[:2],
-        shared_tokens(*rest, batch.index, SETS),
-    )
+    return (*gmpo_loss(log_ratio(new, old), advantages, *rest)[:2],)
 
 
 def over_sets(batch: Batch) -> tuple[Tensor, ...]:
     """Give tensors of the micro-batches: every kernel that has a value each."""
     new, old, _, advantages = batch.columns
     rest = batch.mask, batch.offsets
-    parts = token_mean(new, *rest, batch.index, SETS)
     return (
         *m2po_loss(
             log_ratio(new, old), advantages, *rest, budget=0.05, index=batch.index, size=SETS
         )[2:],
-        *parts,
-        *sequence_mean(new, *rest, batch.index, SETS, samples="trained"),
-        *set_mean(parts.value, torch.zeros_like(batch.index[:1]).expand(SETS), 1),
-        trained_tokens(*rest, batch.index, SETS, least=1),
     )
 
 
@@ -177,5 +167,5 @@ def test_values_keep_the_dtype_of_their_inputs(dtype: torch.dtype) -> None:
     batch = drawn(0, [3, 0, 9, 8])
     narrow = replace(batch, columns=batch.columns.to(dtype))
     assert {one.dtype for one in over_tokens(narrow)} == {dtype, torch.bool}
-    assert {one.dtype for one in over_samples(narrow)} == {dtype, torch.float64}
-    assert {one.dtype for one in over_sets(narrow)} == {dtype, torch.float64}
+    assert {one.dtype for one in over_samples(narrow)} == {dtype}
+    assert {one.dtype for one in over_sets(narrow)} == {torch.float64}

@@ -10,7 +10,6 @@ from torch import Tensor
 from tests.helpers import reference_advantages as references
 from trajreplay.schema import StageError
 from trajreplay.stages.kernels import (
-    clip_rewards,
     cost_penalised_rewards,
     overlong_penalty,
     scale_rewards,
@@ -34,16 +33,6 @@ def test_scaled_rewards_equal_a_loop(
     scaled = scale_rewards(in_float64(rewards), source=source, target=target)
     expected = references.scale_rewards(rewards, source=source, target=target)
     assert scaled.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-9, nan_ok=True)
-
-
-@given(REWARDS, st.none() | WHOLE, st.integers(0, 50), FINITE, FINITE)
-def test_clipped_rewards_equal_a_loop(
-    rewards: list[float], low: int | None, width: int, bias: float, scale: float
-) -> None:
-    high = width if low is None else low + width
-    clipped = clip_rewards(in_float64(rewards), low=low, high=high, bias=bias, scale=scale)
-    expected = [references.clamped((reward + bias) * scale, low, high) for reward in rewards]
-    assert clipped.tolist() == pytest.approx(expected, nan_ok=True)
 
 
 @given(
@@ -121,7 +110,6 @@ def test_the_dtype_is_kept_and_inputs_are_not_changed(dtype: torch.dtype) -> Non
     rewards = torch.tensor([0.5, 3.0], dtype=dtype)
     for shaped in (
         scale_rewards(rewards, source=(0.0, 1.0), target=(0.0, 2.0)),
-        clip_rewards(rewards, low=0.0, high=None),
         truncation_rewards(rewards, torch.zeros(2), coefficient=0.0),
         cost_penalised_rewards(rewards, torch.ones(2, 1), torch.zeros(2).long(), weights=(0.0,)),
         overlong_penalty(rewards, max_length=4, buffer=2),
@@ -137,8 +125,6 @@ def test_what_does_not_fit_is_refused() -> None:
         scale_rewards(rewards, source=(1.0, 1.0), target=(0.0, 1.0))
     with pytest.raises(StageError, match=r"source runs from 1\.0 to 0\.0, expected it to rise"):
         scale_rewards(rewards, source=(1.0, 0.0), target=(0.0, 1.0))
-    with pytest.raises(StageError, match="the clip range has no end"):
-        clip_rewards(rewards, low=None, high=None)
     with pytest.raises(StageError, match="the buffer is 0, expected more than 0"):
         overlong_penalty(rewards, max_length=10, buffer=0)
     with pytest.raises(StageError, match="no rule 'add', expected one of multiply, replace"):

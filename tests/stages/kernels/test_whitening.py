@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.helpers import reference_advantages as references
 from tests.helpers.packed import Packed, float32s, packed, pools
 from trajreplay.schema import StageError
-from trajreplay.stages.kernels import clip_advantages, whiten
+from trajreplay.stages.kernels import whiten
 from trajreplay.stages.kernels.whitening import CENTRES, WHITENING_FORMS
 
 ROWS = packed(max_samples=6, max_tokens=12)
@@ -208,24 +208,9 @@ def test_the_dtype_is_kept_and_inputs_are_not_changed(dtype: torch.dtype) -> Non
     values = GOLDEN.to(dtype)
     whitened = whiten(values, GOLDEN_MASK)
     assert torch.equal(whitened, whiten(values.double(), GOLDEN_MASK).to(dtype))
-    clipped = clip_advantages(values, low=-100.0, high=100.0)
-    assert clipped.dtype == dtype
-    clipped.zero_()
+    assert whitened.dtype == dtype
+    whitened.zero_()
     assert values.tolist() == GOLDEN.tolist()
-
-
-@given(
-    st.lists(st.floats(), max_size=20),
-    st.none() | st.integers(-9, 0),
-    st.none() | st.integers(1, 9),
-)
-def test_clipped_advantages_equal_a_loop(
-    advantages: list[float], low: int | None, high: int | None
-) -> None:
-    assume(low is not None or high is not None)
-    clipped = clip_advantages(torch.tensor(advantages, dtype=torch.float64), low=low, high=high)
-    expected = [references.clamped(one, low, high) for one in advantages]
-    assert clipped.tolist() == pytest.approx(expected, nan_ok=True)
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -240,5 +225,3 @@ def test_what_does_not_fit_is_refused() -> None:
         whiten(two, two, short="drop")
     with pytest.raises(StageError, match="ddof is 2, expected 0 or 1"):
         whiten(two, two, ddof=2)
-    with pytest.raises(StageError, match=r"the clip range runs from 1\.0 to 0\.0"):
-        clip_advantages(two, low=1.0, high=0.0)
