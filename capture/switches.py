@@ -15,6 +15,8 @@ from trajreplay.schema.identity import check_id
 from trajreplay.schema.policy import Redaction
 
 PREFIX, ALIAS = "TRAJREPLAY_CAPTURE", "RELAX_REPLAY_CAPTURE"
+# Relax names no run, and a folder for its own files, which a lake does not mind.
+_ALIAS_LAKE, _ALIAS_RUN = f"{ALIAS}_DIR", "relax"
 LAKE, RUN_ID, ATTEMPT = "TRAJREPLAY_LAKE", "TRAJREPLAY_RUN_ID", "TRAJREPLAY_ATTEMPT"
 _JOBS = {"SLURM_JOB_ID": "slurm", "LSB_JOBID": "lsf", "PBS_JOBID": "pbs"}
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -75,7 +77,9 @@ class Switches:
 
         Args:
             environ: The environment; that of the process if omitted. `RELAX_REPLAY_CAPTURE` and
-                what begins with it are other names of `TRAJREPLAY_CAPTURE...`.
+                what begins with it are other names of `TRAJREPLAY_CAPTURE...`; the folder
+                `RELAX_REPLAY_CAPTURE_DIR` is the lake where no other one is named, and a run
+                switched on by Relax's name is called relax where nothing says how.
 
         Raises:
             SchemaError: A value is malformed, a switch is unknown or set twice, or there is no
@@ -90,41 +94,45 @@ class Switches:
         given = os.environ if environ is None else environ
         problems: list[str] = []
         found = _switches(given, problems)
-        on = _read(PREFIX, found.pop("", ""), _flag, problems)
+        switch, text = found.pop("", (PREFIX, ""))
+        on = _read(switch, text, _flag, problems)
         if not on and not problems:
             return None
         values: dict[str, Any] = {}
-        for name, text in found.items():
-            if name not in _READERS:
+        for end, (name, text) in found.items():
+            if end not in _READERS:
                 known = ", ".join(f"{PREFIX}_{one}" for one in _READERS)
-                problems.append(f"{PREFIX}_{name} is set, expected one of {known}")
+                problems.append(f"{name} is set, expected one of {known}")
                 continue
-            field_name, reader = _READERS[name]
-            values[field_name] = _read(f"{PREFIX}_{name}", text, reader, problems)
+            field_name, reader = _READERS[end]
+            values[field_name] = _read(name, text, reader, problems)
         chosen = {name: values.pop(name, None) for name in ("steps", "rollouts")}
-        values |= {"lake": _required(given, LAKE, problems), "run_id": _run_id(given, problems)}
+        values["lake"] = given.get(LAKE) or given.get(_ALIAS_LAKE)
+        if not values["lake"]:
+            problems.append(f"{LAKE} is not set")
+        values["run_id"] = _run_id(given, problems, _ALIAS_RUN if switch == ALIAS else "")
         if attempt := given.get(ATTEMPT):
             values["attempt"] = _read(ATTEMPT, attempt, _attempt, problems)
         if problems:
             raise SchemaError(
                 f"capture is switched on and cannot start:\n  {listed(problems)}",
-                hint=f"Correct the environment, or unset {PREFIX} to train without capture.",
+                hint=f"Correct the environment, or unset {switch} to train without capture.",
                 problems=problems,
             )
         return cls(selection=Selection(**chosen), **values)
 
 
-def _switches(given: Mapping[str, str], problems: list[str]) -> dict[str, str]:
-    """Switches by the end of their name, under either beginning."""
-    found: dict[str, str] = {}
+def _switches(given: Mapping[str, str], problems: list[str]) -> dict[str, tuple[str, str]]:
+    """Switches by the end of their name, under either beginning: the name that is set, its text."""
+    found: dict[str, tuple[str, str]] = {}
     for prefix in (ALIAS, PREFIX):
         for name, text in given.items():
-            if name != prefix and not name.startswith(f"{prefix}_"):
+            if (name != prefix and not name.startswith(f"{prefix}_")) or name == _ALIAS_LAKE:
                 continue
             end = name.removeprefix(prefix).removeprefix("_")
-            if found.setdefault(end, text) != text:
-                alias = name.replace(PREFIX, ALIAS)
-                problems.append(f"{alias} is {found[end]!r} and {name} is {text!r}: set one")
+            other, before = found.setdefault(end, (name, text))
+            if before != text:
+                problems.append(f"{other} is {before!r} and {name} is {text!r}: set one")
     return found
 
 
@@ -214,19 +222,15 @@ _READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
 }
 
 
-def _required(given: Mapping[str, str], name: str, problems: list[str]) -> str:
-    if not given.get(name):
-        problems.append(f"{name} is not set")
-    return given.get(name, "")
-
-
-def _run_id(given: Mapping[str, str], problems: list[str]) -> str:
-    """The run as it is given, else after the job of the scheduler."""
+def _run_id(given: Mapping[str, str], problems: list[str], default: str) -> str:
+    """The run as it is given, else after the job of the scheduler, else the default, if any."""
     if run_id := given.get(RUN_ID):
         _read(RUN_ID, run_id, lambda text: check_id("run_id", text), problems)
         return run_id
     for variable, scheduler in _JOBS.items():
         if job := given.get(variable):
             return f"{scheduler}-{job}"
+    if default:
+        return default
     problems.append(f"{RUN_ID} is not set, and no scheduler's job is known to name the run after")
     return ""

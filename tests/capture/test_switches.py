@@ -1,8 +1,12 @@
 """The switches: off unless switched on, and what is malformed fails at start, all at once."""
 
+from pathlib import Path
+
 import pytest
 
-from trajreplay import SchemaError, capture
+from tests.helpers.recorded import captured, record_rollout, record_step
+from tests.helpers.scenes import WAY
+from trajreplay import Lake, SchemaError, capture
 from trajreplay.capture import Selection, Switches
 from trajreplay.capture.triggers import Triggers
 
@@ -71,6 +75,58 @@ def test_the_names_of_relax_are_understood() -> None:
     assert found.selection.steps == "0:0"
     with pytest.raises(SchemaError, match="set one"):
         Switches.from_env(ON | {"RELAX_REPLAY_CAPTURE": "0"})
+
+
+def test_a_training_with_the_environment_of_relax_is_captured_beside_its_own_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "replay-0-0").mkdir()
+    for name, text in {
+        "RELAX_REPLAY_CAPTURE": "1",
+        "RELAX_REPLAY_CAPTURE_DIR": str(tmp_path),
+        "RELAX_REPLAY_CAPTURE_STEPS": "0:0",
+        "RELAX_REPLAY_CAPTURE_ROLLOUTS": "0",
+    }.items():
+        monkeypatch.setenv(name, text)
+    recorder = capture.enable_from_env(settings=WAY.short)
+    for number in range(2):
+        record_step(recorder, record_rollout(recorder, number), number)
+    assert recorder.close()
+    lake = Lake.open(tmp_path)
+    found = [(one.key.run_id, one.key.rollout_id, one.key.step_id) for one in captured(lake)]
+    assert sorted(found, key=str) == [("relax", 0, 0), ("relax", 0, None)]
+    assert lake.validate().ok
+    assert (tmp_path / "replay-0-0").is_dir()
+
+
+RELAX = {"RELAX_REPLAY_CAPTURE": "1", "RELAX_REPLAY_CAPTURE_DIR": "bundles"}
+
+
+@pytest.mark.parametrize(
+    ("more", "lake", "run"),
+    [
+        ({}, "bundles", "relax"),
+        ({"TRAJREPLAY_LAKE": "lake"}, "lake", "relax"),
+        ({"TRAJREPLAY_RUN_ID": "r"}, "bundles", "r"),
+        ({"SLURM_JOB_ID": "7"}, "bundles", "slurm-7"),
+    ],
+    ids=str,
+)
+def test_what_is_named_goes_before_what_relax_says(
+    more: dict[str, str], lake: str, run: str
+) -> None:
+    found = Switches.from_env(RELAX | more)
+    assert found == Switches(lake=lake, run_id=run)
+
+
+@pytest.mark.parametrize("prefix", ["TRAJREPLAY_CAPTURE", "RELAX_REPLAY_CAPTURE"])
+@pytest.mark.parametrize(("switch", "text"), [("STEPS", "x"), ("STEPZ", "0"), ("WAIT_S", "-")])
+def test_a_switch_is_named_as_it_was_set(prefix: str, switch: str, text: str) -> None:
+    with pytest.raises(SchemaError) as caught:
+        Switches.from_env(RELAX | {f"{prefix}_{switch}": text})
+    (problem,) = caught.value.facts["problems"]
+    assert problem.startswith(f"{prefix}_{switch}")
+    assert "unset RELAX_REPLAY_CAPTURE to" in caught.value.hint
 
 
 @pytest.mark.parametrize(
