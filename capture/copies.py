@@ -11,7 +11,7 @@ import numpy as np
 
 from trajreplay.capture.slots import Slot, Slots
 from trajreplay.capture.values import kept
-from trajreplay.schema.errors import CaptureError
+from trajreplay.schema.errors import CaptureError, bare
 
 if TYPE_CHECKING:
     import torch
@@ -295,7 +295,7 @@ def _no_numbers(values: Any) -> CaptureError:
 
 def _odd_form(name: str, found: str) -> CaptureError:
     return CaptureError(
-        f"{name} {found}",
+        f"{bare(name)} {found}",
         hint="Give one tensor per sample, all of them packed, or padded to (samples, tokens).",
         column=name,
     )

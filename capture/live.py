@@ -17,7 +17,7 @@ from trajreplay.capture.pending import Pending
 from trajreplay.capture.reasons import kind_of, reason_of
 from trajreplay.capture.slots import Slots
 from trajreplay.capture.values import number
-from trajreplay.schema.errors import CaptureError, listed, shown
+from trajreplay.schema.errors import CaptureError, bare, is_name, listed, named, shown
 
 if TYPE_CHECKING:
     from trajreplay.capture.ranks import Place
@@ -257,6 +257,9 @@ class LiveRecorder(Losses):
     @guarded
     def drop(self, reason: str) -> None:
         """As of `Recorder`."""
+        self._drop(self._word("drop", reason))
+
+    def _drop(self, reason: str) -> None:
         for pending in self._open.values():
             if pending is not None:
                 pending.fail(reason)
@@ -267,11 +270,21 @@ class LiveRecorder(Losses):
     @guarded
     def promote(self, reason: str) -> None:
         """As of `Recorder`."""
-        self._outlet.promote(reason)
+        self._outlet.promote(self._word("promote", reason))
+
+    def _word(self, call: str, reason: str) -> str:
+        """A reason that a trainer gives; no text is kept, and what is given up still is."""
+        if is_name(reason):
+            return reason
+        told = f"{call} was called with {named(reason)}"
+        self._outlet.background.warn(
+            call, f"{told} for a reason, which is not kept; give a word, such as loss-spike"
+        )
+        return told
 
     def interrupted(self, level: Level, reason: str) -> None:
         """As of `Guarded`."""
-        self.drop(reason)
+        self._drop(reason)
         self._given_up.discard(level)
         if level == "step":
             self._beat = None  # it was not taken, or nobody knows whether it was
@@ -281,7 +294,7 @@ class LiveRecorder(Losses):
         reason = reason_of(error)
         for pending in self._open.values():
             if pending is not None:
-                pending.fail(f"{where}: {reason}")
+                pending.fail(f"{bare(where)}: {reason}")
         self._tell(where, error)
 
     def _tell(self, where: str, error: Exception) -> None:
@@ -301,7 +314,7 @@ class LiveRecorder(Losses):
         self._closed = True
         atexit.unregister(self._at_exit)
         problem = problem_of_end(self._handled, list(self._open))
-        self.drop("recording was closed before it ended")
+        self._drop("recording was closed before it ended")
         with self.guard("close"):
             self._heartbeats.end(problem)
         return self._outlet.close(timeout_s)
@@ -320,6 +333,6 @@ class LiveRecorder(Losses):
 
     def _give_up(self, reason: str) -> None:
         """Drop what is open, and write the heartbeats; no clean end is noted."""
-        self.drop(reason)
+        self._drop(reason)
         with self.guard("end"):
             self._heartbeats.flush()

@@ -10,7 +10,7 @@ from trajreplay.capture.declared import whole
 from trajreplay.capture.guarded import Guarded, Level, guarded
 from trajreplay.capture.heartbeat import Beat
 from trajreplay.capture.pending import Pending
-from trajreplay.schema.errors import CaptureError, listed
+from trajreplay.schema.errors import CaptureError, bare, listed
 
 if TYPE_CHECKING:
     from trajreplay.schema import SampleRecord
@@ -111,7 +111,7 @@ def _together(named: Mapping[str, Any], columns: Mapping[str, Any] | None) -> Ma
         return named
     if twice := [name for name in columns if named.get(name) is not None]:
         raise CaptureError(
-            f"{listed(twice, 3)} is given by name and among the columns, expected once",
+            f"{listed(map(bare, twice), 3)} is given by name and among the columns, expected once",
             hint="Leave it out of columns.",
         )
     return {**named, **columns}

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from trajreplay.capture.copies import Block, Copier, Rows
 from trajreplay.capture.values import bytes_of, frozen, kept, read, settled, thawed
 from trajreplay.capture.witness import Witness
-from trajreplay.schema.errors import CaptureError, listed
+from trajreplay.schema.errors import CaptureError, is_name, listed, named
 from trajreplay.schema.events import check_fate
+from trajreplay.schema.identity import check_id
 from trajreplay.schema.records import SampleRecord
 from trajreplay.schema.tables import EXPERT_LISTS, GRADIENTS, length_column
 
@@ -158,8 +159,8 @@ class Pending:
             at, seen = self._batches[index]
             if seen != ids:
                 raise CaptureError(
-                    f"{self}: micro-batch {index} has the samples {listed(ids, 3)}, and had "
-                    f"{listed(seen, 3)}",
+                    f"{self}: micro-batch {index} has the samples {listed(map(named, ids), 3)}, "
+                    f"and had {listed(map(named, seen), 3)}",
                     hint="Number the micro-batches of a step from 0, each once.",
                 )
             if (index, stage) in self._losses:
@@ -212,11 +213,12 @@ class Pending:
         """Note what became of samples, now.
 
         Raises:
-            SchemaError: It is no fate of a sample, or a reason that is no word.
+            SchemaError: It is no fate of a sample, a reason that is no word, or an id that is none.
         """
         check_fate(fate, reason)
         now = time.time_ns() // 1000
-        self.ledger += [(fate, one, reason or None, now) for one in sample_ids]
+        ids = [check_id("sample_id", one) for one in sample_ids]
+        self.ledger += [(fate, one, reason or None, now) for one in ids]
 
     def scalars(self, stage: str, scalars: Mapping[str, Any], meaning: Mapping[str, Any]) -> None:
         """Note scalars of the whole rank or cohort."""
@@ -277,6 +279,8 @@ class Pending:
             else:
                 capture.tensor(name, self._rows(placed), **self._origins.get(name, {}))
         for stage, scalars in self._scalars:
+            if texts := [name for name in scalars if not is_name(name)]:
+                raise CaptureError(f"a scalar is called {named(texts[0])}, expected a name")
             capture.expected(stage, **read(scalars))
 
     def _rows(self, blocks: Mapping[int, Rows]) -> list[Any]:

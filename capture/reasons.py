@@ -6,6 +6,7 @@ import re
 
 from trajreplay.schema.errors import TrajReplayError
 
+_MOST_CHARACTERS = 4096
 # What differs between messages of one problem: what they quote, numbers, hashes, folders of tests.
 _PARTICULAR = re.compile(r"'[^']*'|\"[^\"]*\"|[\w./-]*\d[\w./-]*")
 
@@ -22,7 +23,7 @@ def reason_of(error: BaseException) -> str:
     """
     name = type(error).__name__
     if isinstance(error, TrajReplayError):
-        return error.message
+        return error.message[:_MOST_CHARACTERS]
     if isinstance(error, OSError) and error.strerror:
         return f"{name}: {error.strerror}"
     return name

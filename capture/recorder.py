@@ -183,13 +183,18 @@ class Recorder:
         return False
 
     def drop(self, reason: str) -> None:
-        """Give up what is open; the lake says that it was, and why."""
+        """Give up what is open; the lake says that it was, and why.
+
+        Args:
+            reason: Why: a word such as loss-spike. Of a text only its length is kept.
+        """
 
     def promote(self, reason: str) -> None:
         """Write the last steps that are held, and the rollouts that they consumed from.
 
         Args:
-            reason: Why; stored with each of them, as the producer's `trigger`.
+            reason: Why: a word such as loss-spike, stored with each of them as the producer's
+                `trigger`. Of a text only its length is kept.
         """
 
     def flush(self, timeout_s: float | None = None) -> bool:
@@ -223,7 +228,7 @@ class Recorder:
         """A block of an integration: an exception in it is warned of and drops what is open.
 
         Args:
-            where: What the block does, for the warning and the reason.
+            where: What the block does, for the warning, and where it is a word for the reason.
         """
         return _NOTHING
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from trajreplay.capture.device import DeviceScalar
 from trajreplay.capture.reasons import reason_of
-from trajreplay.schema.errors import SchemaError
+from trajreplay.schema.errors import SchemaError, bare
 
 _BOUND = re.compile(r"(\w+)([<>])(-?\d+(?:\.\d+)?(?:e-?\d+)?)")
 _COMPARE: dict[str, Callable[[float, float], bool]] = {"<": operator.lt, ">": operator.gt}
@@ -77,7 +77,7 @@ class Triggers:
             for name, values in scalars.items():
                 for value in values:
                     if not math.isfinite(value):
-                        found.setdefault(NON_FINITE, f"{name} is {value}")
+                        found.setdefault(NON_FINITE, f"{bare(name)} is {value}")
         for name, sign, bound in self.bounds:
             for value in scalars.get(name, ()):
                 if _COMPARE[sign](value, bound):

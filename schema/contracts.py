@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trajreplay.schema.errors import SchemaError
+from trajreplay.schema.errors import SchemaError, named
 
 Capability = Literal["recompute", "recorded-only", "inspect-only", "unsupported"]
 CAPABILITIES: tuple[Capability, ...] = (
@@ -156,7 +156,7 @@ def stage_named(name: str) -> Stage:
     """
     if name not in _BY_NAME:
         raise SchemaError(
-            f"unknown stage {name!r}, expected one of {', '.join(STAGE_NAMES)}",
+            f"unknown stage {named(name)}, expected one of {', '.join(STAGE_NAMES)}",
             hint="To list the stages: trajreplay schema --stages",
             stage=name,
         )

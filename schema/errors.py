@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
+
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,64}")
 
 
 class TrajReplayError(Exception):
@@ -51,6 +54,35 @@ def shown(value: object) -> str:
     members = value if isinstance(value, tuple) else (value,)
     plain = all(one is None or isinstance(one, (int, float)) for one in members)
     return repr(value) if plain else f"a {type(value).__name__}"
+
+
+def is_name(text: object) -> bool:
+    """Whether it is a name or a word, and no text: ASCII, without spaces, 64 characters at most.
+
+    >>> is_name("loss.policy"), is_name("the prompt of a person")
+    (True, False)
+    """
+    return isinstance(text, str) and _NAME.fullmatch(text) is not None
+
+
+def named(value: object) -> str:
+    """A name in a message that a lake may keep; of a text that is none only its length.
+
+    >>> named("s-17"), named("the prompt of a person"), named(3)
+    ("'s-17'", 'a text of 22 characters', '3')
+    """
+    if not isinstance(value, str):
+        return shown(value)
+    return repr(value) if not value or is_name(value) else f"a text of {len(value)} characters"
+
+
+def bare(value: object) -> str:
+    """As `named`, for the beginning of a sentence: a name is not quoted.
+
+    >>> bare("log_probs"), bare("the prompt of a person")
+    ('log_probs', 'a text of 22 characters')
+    """
+    return str(value) if is_name(value) else named(value)
 
 
 def listed(problems: Iterable[str], limit: int = 10) -> str:

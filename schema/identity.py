@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
 
-from trajreplay.schema.errors import SchemaError
+from trajreplay.schema.errors import SchemaError, named, shown
 
 Kind = Literal["rollout", "step", "events"]
 KINDS: tuple[Kind, ...] = ("rollout", "step", "events")
@@ -127,13 +127,13 @@ def check_id(name: str, value: object) -> str:
     """
     if not isinstance(value, str):
         raise SchemaError(
-            f"{name} is {value!r} of type {type(value).__name__}, expected a string",
+            f"{name} is {shown(value)} of type {type(value).__name__}, expected a string",
             hint=f"Give {name} as text, for example {str(value)!r}.",
         )
     problem = _id_problem(value)
     if problem:
         raise SchemaError(
-            f"{name} {value!r} {problem}",
+            f"{name} {named(value)} {problem}",
             hint="Expected 1 to 128 bytes after percent-encoding, NFC, without control characters.",
         )
     return value
@@ -160,7 +160,7 @@ def check_count(name: str, value: object, *, limit: int = _MAX_INT32) -> int:
     """
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= limit:
         raise SchemaError(
-            f"{name} is {value!r}, expected an integer from 0 to {limit}",
+            f"{name} is {named(value)}, expected an integer from 0 to {limit}",
             hint=f"Give {name} as the trainer counts it.",
         )
     return value

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from trajreplay.schema.errors import CaptureError
+from trajreplay.schema.errors import CaptureError, named, shown
 
 
 class Values(Protocol):
@@ -96,11 +96,11 @@ class SampleRecord:
         """
         if self.group_index is None:
             return self.group_id
-        named = f"g-{self.group_index}"
-        if self.group_id is not None and self.group_id != named:
+        group = f"g-{self.group_index}"
+        if self.group_id is not None and self.group_id != group:
             raise CaptureError(
-                f"sample {self.sample_id!r} has group_index {self.group_index} and group_id "
-                f"{self.group_id!r}",
+                f"sample {named(self.sample_id)} has group_index {shown(self.group_index)} and "
+                f"group_id {named(self.group_id)}",
                 hint="Give one of the two.",
             )
-        return named
+        return group

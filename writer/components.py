@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trajreplay.schema.errors import CaptureError, listed, shown
+from trajreplay.schema.errors import CaptureError, bare, listed, named, shown
 from trajreplay.schema.identity import CaptureKey
 from trajreplay.schema.records import SampleRecord
 from trajreplay.schema.tables import ROLLOUTS
@@ -34,7 +34,7 @@ def encode_components(
     if rows.count(None) == len(rows):
         return pa.nulls(len(rows), _COLUMN.type)
     problems = [
-        f"row {row}: reward_components of sample {record.sample_id!r} {problem}"
+        f"row {row}: reward_components of sample {named(record.sample_id)} {problem}"
         for row, record in enumerate(records)
         if (problem := _problem(record.reward_components, names))
     ]
@@ -64,9 +64,9 @@ def _problem(row: Any, names: Sequence[str]) -> str:
         return f"are {shown(row)}, expected an object of numbers by name"
     unknown = [name for name in row if name not in names]
     if unknown:
-        return f"have {unknown[0]!r}, expected one of {', '.join(names) or 'none'}"
+        return f"have {named(unknown[0])}, expected one of {', '.join(names) or 'none'}"
     odd = [name for name, value in row.items() if not _is_number(value)]
-    return f"have {odd[0]} = {shown(row[odd[0]])}, expected a number" if odd else ""
+    return f"have {bare(odd[0])} = {shown(row[odd[0]])}, expected a number" if odd else ""
 
 
 def _is_number(value: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from trajreplay.schema.contracts import StageContract, stage_named
 from trajreplay.schema.entry import Entry, LogProbOrigin
-from trajreplay.schema.errors import CaptureError
+from trajreplay.schema.errors import CaptureError, bare, is_name, named
 from trajreplay.schema.identity import CaptureKey, ParallelCoordinates, ProducerInfo, check_count
 from trajreplay.schema.policy import Redaction, Tolerance
 from trajreplay.schema.recompute import RecomputeConfig
@@ -75,10 +75,15 @@ def make_origin(
         CaptureError: The column holds none, or the source is not one that is known.
     """
     if not name.endswith("log_probs"):
-        raise CaptureError(f"{name} has an origin, expected a column of log-probs", column=name)
-    if source is None or (source not in ORIGINS and not source.startswith(COPY)):
         raise CaptureError(
-            f"{name}: source is {source!r}, expected {', '.join(ORIGINS)} or copy:<column>",
+            f"{bare(name)} has an origin, expected a column of log-probs", column=name
+        )
+    known = isinstance(source, str) and (
+        source in ORIGINS or (source.startswith(COPY) and is_name(source))
+    )
+    if source is None or not known:
+        raise CaptureError(
+            f"{name}: source is {named(source)}, expected {', '.join(ORIGINS)} or copy:<column>",
             column=name,
         )
     version = None if weight_version is None else check_count("weight_version", weight_version)

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from trajreplay.schema.columns import Column, Table
 from trajreplay.schema.dtypes import widen_bfloat16, widen_float16
-from trajreplay.schema.errors import CaptureError
+from trajreplay.schema.errors import CaptureError, named
 from trajreplay.schema.tables import OWN_LENGTH, length_column
 from trajreplay.writer.flatten import PLAIN, Array, Flat, flatten
 
@@ -69,7 +69,7 @@ def tensor_column(table: Table, name: str) -> Column:
     names = [one for one in tensors if one != "loss_mask" and one not in OWN_LENGTH]
     if name not in names:
         raise CaptureError(
-            f"unknown tensor {name!r}, expected one of {', '.join(names)}",
+            f"unknown tensor {named(name)}, expected one of {', '.join(names)}",
             hint="Masks, rewards and ids come with the samples, scalars with expected().",
             column=name,
         )

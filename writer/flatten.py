@@ -169,7 +169,7 @@ def _numbers(name: str, values: list[Any]) -> Array:
     array = np.array(values)
     if array.ndim != 1 or array.dtype.kind not in "biuf":
         raise CaptureError(
-            f"{name} has {values[:3]!r}... for a sample, expected numbers", column=name
+            f"{name} has a list of {array.dtype} for a sample, expected numbers", column=name
         )
     return array
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from trajreplay.schema.contracts import stage_named
 from trajreplay.schema.entry import REDUCTIONS, SCOPES, Output
-from trajreplay.schema.errors import CaptureError, shown
+from trajreplay.schema.errors import CaptureError, named, shown
 from trajreplay.schema.identity import check_id
 from trajreplay.writer.flatten import flatten
 
@@ -91,11 +91,11 @@ def _check_meaning(
     ):
         if value is not None and value not in allowed:
             raise CaptureError(
-                f"{stage}: {name} is {value!r}, expected one of {', '.join(allowed)}"
+                f"{stage}: {name} is {named(value)}, expected one of {', '.join(allowed)}"
             )
     if (scope == "micro_batch") != (micro_batch_id is not None):
         raise CaptureError(
-            f"{stage}: scope is {scope!r} with micro_batch_id {micro_batch_id!r}",
+            f"{stage}: scope is {named(scope)} with micro_batch_id {named(micro_batch_id)}",
             hint='A scalar of a micro-batch has scope="micro_batch" and micro_batch_id=...',
         )
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from trajreplay.schema.errors import named
 from trajreplay.schema.tables import length_column
 from trajreplay.writer.encode import ListColumn
 from trajreplay.writer.flatten import Array
@@ -29,7 +30,7 @@ def wrong_lengths(column: ListColumn, expected: Array, sample_ids: Sequence[str]
     if column.valid is not None:
         wrong &= column.valid
     return [
-        f"row {row}: {name} of sample {sample_ids[row]!r} has {found[row]} values, "
+        f"row {row}: {name} of sample {named(sample_ids[row])} has {found[row]} values, "
         f"expected {length_column(name)} = {expected[row]}"
         for row in np.flatnonzero(wrong).tolist()
     ]
@@ -40,7 +41,7 @@ def mask_problems(masks: ListColumn, lengths: Array, sample_ids: Sequence[str]) 
     problems = wrong_lengths(masks, lengths, sample_ids)
     if masks.valid is not None:
         problems += [
-            f"row {row}: loss_mask of sample {sample_ids[row]!r} is None"
+            f"row {row}: loss_mask of sample {named(sample_ids[row])} is None"
             for row in np.flatnonzero(~masks.valid).tolist()
         ]
     wrong = np.flatnonzero(masks.values > 1)
@@ -49,7 +50,7 @@ def mask_problems(masks: ListColumn, lengths: Array, sample_ids: Sequence[str]) 
         values = masks.values[masks.offsets[row] : masks.offsets[row + 1]]
         token = int(np.argmax(values > 1))
         problems.append(
-            f"row {row}: loss_mask of sample {sample_ids[row]!r} has {values[token]} at token "
-            f"{token}, expected 0 or 1"
+            f"row {row}: loss_mask of sample {named(sample_ids[row])} has {values[token]} at "
+            f"token {token}, expected 0 or 1"
         )
     return problems

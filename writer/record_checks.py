@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from trajreplay.schema.errors import CaptureError, SchemaError, listed, shown
+from trajreplay.schema.errors import CaptureError, SchemaError, listed, named, shown
 from trajreplay.schema.identity import CaptureKey, check_id
 from trajreplay.schema.records import SampleRecord
 
@@ -61,7 +61,8 @@ def check_records(records: Any) -> list[SampleRecord]:
             text = getattr(one, name)
             if text is not None and not isinstance(text, str):
                 raise CaptureError(
-                    f"row {row}, sample {one.sample_id!r}: {name} is {shown(text)}, expected text",
+                    f"row {row}, sample {named(one.sample_id)}: {name} is {shown(text)}, expected "
+                    "text",
                 )
     return found
 
@@ -143,7 +144,7 @@ def _count_problems(values: dict[str, list[Any]]) -> list[str]:
             elif value is not None or name in _NEVER_NULL:
                 sample = values["sample_id"][row]
                 problems.append(
-                    f"row {row}: {name} of sample {sample!r} is {shown(value)}, expected an "
+                    f"row {row}: {name} of sample {named(sample)} is {shown(value)}, expected an "
                     f"integer from 0 to {limit}"
                 )
     return problems
@@ -154,7 +155,7 @@ def _shard_problems(values: dict[str, list[Any]]) -> list[str]:
         return []
     pairs = zip(values["context_rank"], values["context_size"], strict=True)
     return [
-        f"row {row}: context_rank and context_size of sample {values['sample_id'][row]!r} are "
+        f"row {row}: context_rank and context_size of sample {named(values['sample_id'][row])} are "
         f"{rank} and {size}, expected a rank below its size, or neither"
         for row, (rank, size) in enumerate(pairs)
         if (rank is None) != (size is None) or (rank is not None and rank >= size)
@@ -165,8 +166,8 @@ def _foreign(values: dict[str, list[Any]], key: CaptureKey) -> list[str]:
     own = (key.attempt, key.rollout_id)
     sources = zip(values["source_attempt"], values["source_rollout_id"], strict=True)
     return [
-        f"row {row}: sample {values['sample_id'][row]!r} comes from attempt {source[0]} rollout "
-        f"{source[1]}, expected the rollout that is captured"
+        f"row {row}: sample {named(values['sample_id'][row])} comes from attempt {source[0]} "
+        f"rollout {source[1]}, expected the rollout that is captured"
         for row, source in enumerate(sources)
         if source != own
     ]
@@ -178,7 +179,7 @@ def _duplicates(values: dict[str, list[Any]]) -> list[str]:
     if len(set(there)) == len(there):
         return []
     return [
-        f"sample_id {sample!r} of rollout {rollout} occurs {times} times, expected once"
+        f"sample_id {named(sample)} of rollout {rollout} occurs {times} times, expected once"
         for (sample, _, rollout), times in Counter(there).items()
         if times > 1
     ]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trajreplay.schema.errors import CaptureError
+from trajreplay.schema.errors import CaptureError, named, shown
 from trajreplay.schema.identity import CaptureKey, check_count
 from trajreplay.schema.tables import EXPERT_LISTS, MAX_CHOICES, ROUTES
 from trajreplay.writer.commit import TableRows
@@ -70,7 +70,7 @@ def encode_routes(
     """
     if name not in EXPERT_LISTS:
         raise CaptureError(
-            f"unknown routes {name!r}, expected one of {', '.join(EXPERT_LISTS)}",
+            f"unknown routes {named(name)}, expected one of {', '.join(EXPERT_LISTS)}",
             hint="The sampler's are rollout_experts; the trainer's old_experts or experts.",
             column=name,
         )
@@ -156,8 +156,9 @@ class CapturedRoutes:
         if column.valid is not None:
             wrong &= column.valid
         return [
-            f"row {row}: {name} of sample {sample_ids[row]!r} has {tokens[row]} tokens, expected "
-            f"total_length = {total_length[row]}, or one less: the last token predicts nothing"
+            f"row {row}: {name} of sample {named(sample_ids[row])} has {tokens[row]} tokens, "
+            f"expected total_length = {total_length[row]}, or one less: the last token predicts "
+            "nothing"
             for row in np.flatnonzero(wrong).tolist()
         ]
 
@@ -241,7 +242,7 @@ def _numbers(numbers: Sequence[int], layers: int) -> tuple[int, ...]:
     found = tuple(check_count("layer_numbers", _index(one)) for one in numbers)
     if len(found) != layers or len(set(found)) < layers:
         raise CaptureError(
-            f"layer_numbers are {list(numbers)!r}, expected {layers} distinct numbers, one a layer"
+            f"layer_numbers are {shown(found)}, expected {layers} distinct numbers, one a layer"
         )
     return found
 
@@ -251,7 +252,7 @@ def _index(number: object) -> int:
         return operator.index(number)  # type: ignore[arg-type]
     except TypeError as error:
         raise CaptureError(
-            f"layer_numbers has {number!r}, expected whole numbers, one a layer"
+            f"layer_numbers has {named(number)}, expected whole numbers, one a layer"
         ) from error
 
 

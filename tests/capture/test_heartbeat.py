@@ -221,7 +221,7 @@ def test_heartbeats_wait_for_no_device(lake: Lake, monkeypatch: pytest.MonkeyPat
     ]
     recorder.record_policy_loss(0, rewarded[:4], {"loss": device.number(0.25)})
     recorder.record_policy_loss(1, rewarded[4:], {"loss": 0.5})
-    recorder.drop("only heartbeats here")
+    recorder.drop("only-heartbeats")
     recorder.end_step(step=device.number(9.0), grad_norm=device.number(3.0))
     device.catch_up()
     recorder.close()

@@ -57,14 +57,14 @@ def test_nothing_is_written_until_a_trigger_fires(lake: Lake) -> None:
     fly(recorder, 6)
     recorder.flush()
     assert kept(lake) == []
-    recorder.promote("a call of a test")
+    recorder.promote("a-call-of-a-test")
     recorder.close()
     # Rollouts that no held step consumed from are there as well: their step may be the next.
     assert [one for one in kept(lake) if one[1] is not None] == [(4, 0), (5, 0)]
     assert {4, 5} <= {one for one, step in kept(lake) if step is None}
     assert lake.replay(steps=[(4, 0), (5, 0)]).verdict == "pass"
     told = lake.inspect(5, 0).to_json()
-    assert "a call of a test" in str(told)
+    assert "a-call-of-a-test" in str(told)
 
 
 def test_what_is_held_is_let_go_at_the_end(lake: Lake) -> None:
@@ -425,7 +425,7 @@ def test_a_loss_that_is_no_number_is_seen_after_its_capture_was_given_up(lake: L
     recorder = enabled(lake, keep_last=2)
     fly(recorder, 1)
     recorder.begin_step(1, 0)
-    recorder.drop("a test")
+    recorder.drop("a-test")
     micro_batch(recorder, 0, drawn(rollout_id=1), scalars={"loss": math.nan})
     recorder.end_step()
     recorder.close()
@@ -435,7 +435,7 @@ def test_a_loss_that_is_no_number_is_seen_after_its_capture_was_given_up(lake: L
 def test_what_the_ring_holds_is_written_however_small_the_queue_is(lake: Lake) -> None:
     recorder = enabled(lake, strict=False, keep_last=3, queue_bytes=1)
     fly(recorder, 3)
-    recorder.promote("a call of a test")
+    recorder.promote("a-call-of-a-test")
     recorder.close()
     assert reasons(lake) == []
     assert {(0, 0), (1, 0), (2, 0), (0, None), (1, None), (2, None)} == set(kept(lake))
@@ -467,7 +467,7 @@ def test_what_was_promoted_waits_within_the_bytes_of_the_ring(
     def train() -> None:
         for rollout_id in range(12):
             fly(recorder, 1, rollout_id)
-            recorder.promote("again and again")
+            recorder.promote("again")
 
     with pytest.warns(CaptureWarning, match="was dropped: ring full"):
         train()
@@ -490,7 +490,7 @@ def test_a_problem_makes_a_flight_recorder_write_nothing_more(lake: Lake, promot
     recorder.record([], tokens=object())
     recorder.end_rollout()
     if promoted:
-        recorder.promote("a call of a test")
+        recorder.promote("a-call-of-a-test")
     recorder.close()
     found = {(one.key.rollout_id, one.key.step_id): one.status for one in captured(lake)}
     dropped = {place for place, status in found.items() if status == "dropped"}
@@ -505,7 +505,7 @@ def test_what_was_let_go_is_noted_when_a_step_of_it_is_promoted(lake: Lake) -> N
     for rollout_id in range(1, 12):
         record_rollout(recorder, rollout_id)
     record_step(recorder, first, 11, 0)
-    recorder.promote("a call of a test")
+    recorder.promote("a-call-of-a-test")
     recorder.close()
     assert reasons(lake) == ["it was no longer held when a step that consumed from it was captured"]
     assert (11, 0) in kept(lake)
@@ -534,7 +534,7 @@ def test_each_promoted_step_has_an_entry_of_every_rollout_that_it_consumed_from(
                 )
                 if step in problems:
                     recorder.record_policy_loss(None, [])
-        recorder.promote("a call of a test")
+        recorder.promote("a-call-of-a-test")
         recorder.close()
         found = {(one.key.rollout_id, one.key.step_id): one.status for one in captured(lake)}
         last = range(max(0, len(ages) - keep), len(ages))

@@ -282,7 +282,7 @@ def test_a_nan_under_the_mask_hides_no_wrong_gradient(tmp_path: Path) -> None:
 
 
 ENDS: dict[str, Callable[[capture.Recorder], object]] = {
-    "dropped": lambda one: one.drop("of a test"),
+    "dropped": lambda one: one.drop("of-a-test"),
     "something went wrong": lambda one: one.record_policy_loss(None, []),
     "begun anew": lambda one: one.begin_step(1, 0),
     "closed": lambda one: one.close(),

@@ -159,7 +159,7 @@ def test_a_mask_that_is_no_small_number_is_refused(values: Any) -> None:
         ("text", "is a str, expected a tensor, array or list"),
         (3.0, "is a float"),
         ({1: 2}, "is a dict"),
-        ([["a"]], "has \\['a'\\]... for a sample, expected numbers"),
+        ([["a"]], "a list of <U1 for a sample, expected numbers"),
         ([[[1.0]]], "expected numbers"),
         ([torch.zeros(1, 2)], "a sample with 2 dimensions, expected 1"),
         ([torch.tensor(1.0)], "a sample with 0 dimensions, expected 1"),

@@ -28,7 +28,10 @@ def problems(lake: Lake, records: list[SampleRecord], **options: Any) -> str:
         ({"sample_id": ""}, "row 1: sample_id '' is no name"),
         ({"sample_id": 7}, "row 1: sample_id is 7 of type int, expected a string"),
         ({"sample_id": None}, "row 1: sample_id is None"),
-        ({"group_id": "a\nb", "group_index": None}, "row 1: group_id 'a\\nb' has control"),
+        (
+            {"group_id": "a\nb", "group_index": None},
+            "row 1: group_id a text of 3 characters has control",
+        ),
         ({"micro_batch_id": ".."}, "row 1: micro_batch_id '..' is no name"),
         ({"response_length": -1}, "response_length of sample 's-1' is -1, expected an integer"),
         ({"response_length": 2.0}, "response_length of sample 's-1' is 2.0"),
