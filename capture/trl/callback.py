@@ -81,11 +81,10 @@ class TrajReplayCallback:
                 self._recorder,
                 first_rollout=first,
                 texts=texts,
-                gradients=self.switches.gradients,
             )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """End a step whose gradients were waited for."""
+        """End a step of a trainer that does not tell the norm of its gradients."""
         if self._hooks is not None:
             with self._recorder.guard("step"):
                 self._hooks.end_step_if_done()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,12 +21,13 @@ class Scored:
     """What the reward functions were given, and what they gave.
 
     Args:
-        rewards: (N, F) float32. Rewards of the samples of all ranks; NaN where there is none.
+        rewards: (N, F) float32. Rewards of the samples of all ranks; NaN where there is none. None
+            where nobody knows them.
         prompts, completions: Those of this rank, as TRL holds them.
         lengths: Tokens of each response of this rank; None where TRL does not say.
     """
 
-    rewards: torch.Tensor
+    rewards: torch.Tensor | None
     prompts: Sequence[Any] = ()
     completions: Sequence[Any] = ()
     lengths: Sequence[int] | None = None
@@ -39,18 +41,20 @@ class Generation:
         rollout_id: The round.
         records: The samples in row order.
         first: The number of the first of them among those of all ranks.
+        trained_tokens: Tokens that TRL divides by, of all ranks; None where it does not say.
     """
 
     rollout_id: int
     records: tuple[SampleRecord, ...]
     first: int
+    trained_tokens: float | None = None
 
-    def row_numbers(self, device: Any) -> torch.Tensor:
-        """(S,) int64. The numbers by which micro-batches name their samples."""
+    def row_numbers(self) -> torch.Tensor:
+        """(S,) int64, on the host. The numbers by which micro-batches name their samples."""
         import torch
 
         start = (self.rollout_id << _ROLLOUT_BITS) + self.first
-        return torch.arange(start, start + len(self.records), device=device)
+        return torch.arange(start, start + len(self.records))
 
 
 def rollout_of(number: int) -> int:
@@ -71,7 +75,7 @@ def record_of(generations: Mapping[int, Generation], number: int) -> SampleRecor
 def generation_of(
     rollout_id: int,
     output: Mapping[str, torch.Tensor],
-    scored: Scored,
+    scored: Scored | None,
     *,
     trainer: Any,
     texts: bool,
@@ -81,17 +85,26 @@ def generation_of(
     Args:
         rollout_id: The round.
         output: What it returned, for this rank.
-        scored: What it was scored with.
+        scored: What it was scored with; None where other code than the trainer's own does that.
         trainer: The trainer.
         texts: Whether prompts and completions are handed over to the redaction policy.
     """
     prompts, completions = output["prompt_mask"], output["completion_mask"]
     count, group = len(completions), int(trainer.num_generations)
     first = trainer.accelerator.process_index * count
-    lengths = scored.lengths or completions.sum(1).tolist()
+    told = scored or Scored(None)
+    lengths = told.lengths or completions.sum(1).tolist()
     prompt_lengths = prompts.sum(1).tolist()
     masks = (completions * output.get("tool_mask", 1)).tolist()
-    raw = _total_rewards(trainer, scored.rewards[first : first + count])
+    raw: list[float | None] = [None] * count
+    parts: list[dict[str, float] | None] = [None] * count
+    if told.rewards is not None:
+        rewarded = told.rewards[first : first + count]
+        totals = _total_rewards(trainer, rewarded)
+        raw = [*totals]
+        if names := component_names(trainer):
+            parts = [dict(zip(names, one, strict=True)) for one in rewarded.tolist()]
+            raw = [None if math.isnan(one) else one for one in totals]  # which nothing reads
     rewards = output["advantages"].tolist() if output["advantages"].ndim == 1 else [None] * count
     version = int(trainer.state.global_step)
     records = tuple(
@@ -104,14 +117,23 @@ def generation_of(
             loss_mask=masks[row][: int(lengths[row])],
             raw_reward=raw[row],
             reward=rewards[row],
+            reward_components=parts[row],
             source_rollout_id=rollout_id,
             weight_versions=((0, int(lengths[row]), version),),
-            prompt=_text(scored.prompts, row) if texts else None,
-            response=_text(scored.completions, row) if texts else None,
+            prompt=_text(told.prompts, row) if texts else None,
+            response=_text(told.completions, row) if texts else None,
         )
         for row in range(count)
     )
-    return Generation(rollout_id, records, first)
+    tokens = output.get("num_items_in_batch")
+    return Generation(rollout_id, records, first, None if tokens is None else float(tokens))
+
+
+def component_names(trainer: Any) -> tuple[str, ...]:
+    """The reward functions where each is normalised by itself; none where they are added up."""
+    if getattr(trainer, "multi_objective_aggregation", "") != "normalize_then_sum":
+        return ()
+    return tuple(map(str, getattr(trainer, "reward_func_names", ())))
 
 
 def _total_rewards(trainer: Any, rewards: torch.Tensor) -> list[float]:

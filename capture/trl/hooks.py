@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from trajreplay.capture.reasons import reason_of
 from trajreplay.capture.trl.generation import (
     ROW,
     Generation,
@@ -16,6 +17,7 @@ from trajreplay.capture.trl.generation import (
     tokens_of,
 )
 from trajreplay.capture.trl.settings import Arithmetic
+from trajreplay.schema.settings import Settings
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +36,7 @@ METHODS = (
     "_get_per_token_logps_and_entropies",
     "_compute_loss",
 )
+_GRAD_NORM = "_get_grad_norm"  # of transformers >= 5, once all gradients of a step are there
 _GENERATIONS_KEPT = 2
 
 
@@ -45,7 +48,6 @@ class Hooks:
         recorder: Where to.
         first_rollout: Number of the next generation.
         texts: Whether texts are handed over to the redaction policy.
-        gradients: Whether a step ends only with the trainer's own, after its last backward pass.
 
     Attributes:
         steps: Optimizer steps begun.
@@ -58,10 +60,8 @@ class Hooks:
         *,
         first_rollout: int = 0,
         texts: bool = False,
-        gradients: bool = False,
     ) -> None:
         self._trainer, self._recorder, self._texts = trainer, recorder, texts
-        self._gradients = gradients
         self._next_rollout = first_rollout
         self._generations: dict[int, Generation] = {}
         self._versions: dict[int, int] = {}
@@ -73,18 +73,22 @@ class Hooks:
         self._arithmetic: Arithmetic | None = None
         self._rollout_of_step = self._step_id = -1
         self.steps = 0
-        for name in METHODS:
-            setattr(trainer, name, self._wrapped(name, getattr(trainer, name)))
+        wrappers = (self.generate, self.calculate, self.get, self.compute)
+        self._wrapped = dict(zip(METHODS, wrappers, strict=True))
+        if hasattr(trainer, _GRAD_NORM):
+            self._wrapped[_GRAD_NORM] = self.norm
+        for name, wrapper in self._wrapped.items():
+            setattr(trainer, name, self._around(getattr(trainer, name), wrapper))
 
     def remove(self) -> None:
         """Give the trainer its own methods back."""
         self._end_step()
-        for name in METHODS:
+        for name in self._wrapped:
             vars(self._trainer).pop(name, None)
 
-    def _wrapped(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        wrapper = getattr(self, name.removeprefix("_").partition("_")[0])
-
+    def _around(
+        self, original: Callable[..., Any], wrapper: Callable[..., Any]
+    ) -> Callable[..., Any]:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             return wrapper(original, *args, **kwargs)
@@ -127,21 +131,35 @@ class Hooks:
                 self._record_loss(kwargs.get("inputs", args[-1]), loss)
         return loss
 
+    def norm(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The norm of the gradients, after the last backward pass of a step."""
+        norm = original(*args, **kwargs)
+        with self._recorder.guard("gradient norm"):
+            self.end_step_if_done(**({} if norm is None else {"grad_norm": norm}))
+        return norm
+
     def _record_generation(self, output: dict[str, Any]) -> None:
         self.end_step_if_done()
         rollout_id, self._next_rollout = self._next_rollout, self._next_rollout + 1
         scored, self._scored = self._scored, None
-        if scored is None:
-            raise RuntimeError("a generation was not scored by _calculate_rewards")
         trainer = self._trainer
-        generation = generation_of(rollout_id, output, scored, trainer=trainer, texts=self._texts)
-        output[ROW] = generation.row_numbers(output["advantages"].device)
+        try:
+            generation = generation_of(
+                rollout_id, output, scored, trainer=trainer, texts=self._texts
+            )
+        except Exception as error:
+            self._recorder.begin_rollout(rollout_id, settings=Settings())
+            self._recorder.drop(f"its generation could not be described: {reason_of(error)}")
+            raise
+        output[ROW] = generation.row_numbers()
         self._generations[rollout_id] = generation
         self._versions[rollout_id] = int(trainer.state.global_step)
         for old in sorted(self._generations)[:-_GENERATIONS_KEPT]:
             del self._generations[old], self._versions[old]
         records = generation.records
-        arithmetic = Arithmetic(trainer, "old_per_token_logps" not in output, len(records))
+        arithmetic = Arithmetic(
+            trainer, "old_per_token_logps" not in output, len(records), scored is not None
+        )
         self._recorder.begin_rollout(
             rollout_id,
             settings=arithmetic.settings,
@@ -169,18 +187,22 @@ class Hooks:
         return {name: one for name, one in found.items() if inputs.get(_COLUMNS[name]) is not None}
 
     def _record_loss(self, inputs: dict[str, Any], loss: torch.Tensor) -> None:
-        if ROW not in inputs:
-            return
-        trainer, numbers = self._trainer, inputs[ROW].tolist()
-        rollout_id = rollout_of(numbers[0])
+        trainer, numbers = self._trainer, inputs[ROW].tolist() if ROW in inputs else []
+        rollout_id = rollout_of(numbers[0]) if numbers else max(0, self._next_rollout - 1)
         at = int(trainer.state.global_step)
         if self._step is None or self._step[0] != at:
             self._begin_step(at, rollout_id, inputs)
         assert self._step is not None
         assert self._arithmetic is not None
         index = self._step[1]
-        generated = inputs.get("num_items_in_batch")
-        meaning = self._arithmetic.meaning(None if generated is None else float(generated))
+        self._step = at, index + 1
+        if not numbers:
+            self._recorder.drop("the generation of its samples could not be described")
+        if not self._recorder.is_recording("step"):  # of its values only the heartbeat is made
+            records = [record_of(self._generations, one) for one in numbers]
+            self._recorder.record_policy_loss(index, records, {"loss": loss})
+            return
+        meaning = self._arithmetic.meaning(self._generations[rollout_id].trained_tokens)
         made = {"temperature": float(trainer.temperature), "weight_version": at}
         columns = {name: inputs.get(key) for name, key in _COLUMNS.items()}
         self._recorder.record_policy_loss(
@@ -197,16 +219,13 @@ class Hooks:
             **meaning,
         )
         self._log_probs = self._entropy = None
-        self._step = at, index + 1
-        if not self._gradients:
-            self.end_step_if_done()
 
     def _begin_step(self, at: int, rollout_id: int, inputs: dict[str, Any]) -> None:
         """A step is numbered within the rollout whose samples it takes first."""
         self._end_step()
         same = rollout_id == self._rollout_of_step
         self._rollout_of_step, self._step_id = rollout_id, self._step_id + 1 if same else 0
-        trainer, rows = self._trainer, len(inputs[ROW])
+        trainer, rows = self._trainer, len(inputs["completion_mask"])
         self._arithmetic = Arithmetic(trainer, inputs.get("old_per_token_logps") is None, rows)
         micro_batches = rows * int(trainer.current_gradient_accumulation_steps)
         self._recorder.begin_step(
@@ -219,16 +238,16 @@ class Hooks:
         self._step = at, 0
         self.steps += 1
 
-    def end_step_if_done(self) -> None:
+    def end_step_if_done(self, **told: Any) -> None:
         """End the step whose micro-batches all had their loss."""
         size = int(self._trainer.current_gradient_accumulation_steps)
         if self._step is not None and self._step[1] >= size:
-            self._end_step()
+            self._end_step(**told)
 
-    def _end_step(self) -> None:
+    def _end_step(self, **told: Any) -> None:
         if self._step is not None:
             step, self._step = self._step[0] + 1, None
-            self._recorder.end_step(step=step)
+            self._recorder.end_step(step=step, **told)
 
 
 def _by_token(advantages: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from trajreplay.capture.trl.generation import component_names
 from trajreplay.schema.contracts import StageContract
 from trajreplay.schema.settings import Settings
 from trajreplay.schema.settings.profiles import profile, with_changes
@@ -22,6 +23,7 @@ _AGGREGATIONS = {
     "cispo": "token-mean",
     "vespo": "token-mean",
 }
+_SUM = "sum_then_normalize"
 _BY_GENERATION = ("dapo", "cispo", "vespo")  # normalised by the tokens of a whole generation
 _VESPO = {"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0}
 
@@ -35,11 +37,13 @@ class Arithmetic:
         on_policy: Whether the loss takes its own log-probs for the old ones, as TRL does where
             every generation is used up within one optimizer step.
         rows: Samples of one micro-batch.
+        scored: Whether the trainer's own code computed the rewards.
     """
 
     trainer: Any
     on_policy: bool
     rows: int
+    scored: bool = True
 
     @property
     def settings(self) -> Settings:
@@ -47,13 +51,34 @@ class Arithmetic:
         return with_changes(profile("trl").settings, self._reward() | self._loss())
 
     def _reward(self) -> dict[str, Any]:
-        scale = _scale_rewards(self.trainer)
-        return {
+        found = {
             "reward.grouping": "group",
             "reward.n_samples_per_prompt": int(self.trainer.num_generations),
+        }
+        if self._parts and not self._unequal_parts:  # which nothing else scales
+            weights = self.trainer.reward_weights.tolist()
+            return {
+                **found,
+                "reward.combination": "normalise-then-sum",
+                "reward.weights": dict(zip(self._parts, weights, strict=True)),
+            }
+        scale = _scale_rewards(self.trainer)
+        return {
+            **found,
             "reward.divide_by_std": scale != "none",
             "reward.std_grouping": "batch" if scale == "batch" else "same",
         }
+
+    @property
+    def _parts(self) -> tuple[str, ...]:
+        return component_names(self.trainer)
+
+    @property
+    def _unequal_parts(self) -> str:
+        """Why rewards that are normalised one by one cannot be told apart, or nothing."""
+        if len(set(self._parts)) < len(self._parts):
+            return "two reward functions have one name"
+        return "one reward alone is normalised twice" if len(self._parts) == 1 else ""
 
     def _loss(self) -> dict[str, Any]:
         trainer, args = self.trainer, self.trainer.args
@@ -88,14 +113,15 @@ class Arithmetic:
     @property
     def rollout_stages(self) -> tuple[StageContract, ...]:
         """What a rollout's capture claims."""
-        aggregation = getattr(self.trainer, "multi_objective_aggregation", "sum_then_normalize")
-        reason = ""
-        if aggregation != "sum_then_normalize":
-            reason = f"multi_objective_aggregation is {aggregation!r}: each reward is normalised"
+        aggregation = getattr(self.trainer, "multi_objective_aggregation", _SUM)
+        reason = self._unequal_parts
+        if not self._parts and aggregation != _SUM:
+            reason = f"multi_objective_aggregation is {aggregation!r}"
+        unscored = "" if self.scored else "rewards are computed by other code than TRL's"
         return (
             StageContract("sample"),
-            StageContract("reward.raw"),
-            _contract("reward.post_process", reason),
+            _contract("reward.raw", unscored),
+            _contract("reward.post_process", unscored or reason),
             StageContract("advantage.estimate"),
         )
 

@@ -14,7 +14,10 @@ from tests.helpers.processes import ROOT, free_port
 from tests.helpers.trl_training import PLAIN, PROMPTS, make_trainer, train
 from trajreplay import Lake
 from trajreplay.capture import CaptureWarning, Switches
-from trajreplay.capture.trl import TrajReplayCallback, attach
+from trajreplay.capture.triggers import Triggers
+from trajreplay.capture.trl import TrajReplayCallback, attach, hooks
+from trajreplay.capture.trl.generation import generation_of
+from trajreplay.schema.events import load_detail
 from trajreplay.stages import Report
 
 pytestmark = [pytest.mark.trl, pytest.mark.filterwarnings("ignore")]
@@ -56,17 +59,17 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "a step of two generations": {"loss_type": "dapo", "steps_per_generation": 2},
     "no accumulation, and a temperature": {"gradient_accumulation_steps": 1, "temperature": 0.7},
+    "each reward normalised": {
+        "multi_objective_aggregation": "normalize_then_sum",
+        "scale_rewards": "none",  # which it then does not read
+        "num_iterations": 2,
+    },
 }
 # What TRL computes and no setting describes: it is recorded, and says why it is not recomputed.
 SHOWN: dict[str, tuple[dict[str, Any], str, str]] = {
     "gspo with weighted kl": ({**BY_SEQUENCE, "beta": 0.04}, "loss.policy", "KL of its tokens"),
     "high entropy only": ({"top_entropy_quantile": 0.5}, "loss.policy", "high entropy"),
     "entropy bonus": ({"entropy_coef": 0.01}, "loss.policy", "entropy bonus"),
-    "each reward normalised": (
-        {"multi_objective_aggregation": "normalize_then_sum"},
-        "reward.post_process",
-        "normalize_then_sum",
-    ),
 }
 
 
@@ -214,6 +217,98 @@ def test_a_fault_in_a_trainer_is_found_where_it_is(
     trainer.train()
     report = replayed(tmp_path)
     assert (report.verdict, report.first_divergent_stage) == ("diverged", stage)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 1e9])
+def test_norms_of_gradients_are_told_and_fire_a_trigger(
+    model: Path, tmp_path: Path, threshold: float
+) -> None:
+    bound = switches(tmp_path, keep_last=2, triggers=Triggers(f"grad_norm>{threshold:g}"))
+    train(model, tmp_path / "out", {}, bound)
+    lake = Lake.open(tmp_path / "lake")
+    steps = lake.sql("select count(*) as n from manifest where kind = 'step'").arrow()
+    assert (steps["n"][0].as_py() > 0) == (threshold == 0.0)
+    text = "select detail from events where event = 'heartbeat' order by seq"
+    told = [load_detail(one) for one in lake.sql(text).arrow()["detail"].to_pylist()]
+    assert [one["step"] for one in told] == [*range(1, 1 + PLAIN["max_steps"])]
+    assert all(one["grad_norm"] > 0.0 for one in told)
+
+
+def test_rewards_that_other_code_computes_are_not_claimed_and_the_steps_are_there(
+    model: Path, tmp_path: Path
+) -> None:
+    trainer = make_trainer(model, tmp_path / "out", KL)
+    score = trainer._calculate_rewards
+    trainer.score = score
+
+    def generate(inputs: Any) -> Any:
+        # As a subclass that scores by a method of its own.
+        wrapped, trainer._calculate_rewards = trainer._calculate_rewards, trainer.score
+        try:
+            return original(inputs)
+        finally:
+            trainer._calculate_rewards = wrapped
+
+    original = trainer._generate_and_score_completions
+    trainer._generate_and_score_completions = generate
+    attach(trainer, switches(tmp_path))
+    trainer.train()
+    report = replayed(tmp_path)
+    assert report.verdict == "pass", report.to_json()
+    assert verdicts(report, "reward.raw") == verdicts(report, "reward.post_process")
+    assert verdicts(report, "reward.raw") == {"recorded-only"}
+    steps = [one for one in report.cohorts if one.step_id is not None]
+    assert len(steps) == PLAIN["max_steps"]
+    assert verdicts(report, "loss.policy") == {"pass"}
+
+
+def test_a_generation_that_cannot_be_described_leaves_entries_and_heartbeats(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, _ = train(model, tmp_path / "out", {}, None)
+    describe, calls = generation_of, iter(range(100))
+
+    def failing(*args: Any, **given: Any) -> Any:
+        if next(calls) == 1:
+            raise KeyError("prompt_mask")
+        return describe(*args, **given)
+
+    monkeypatch.setattr(hooks, "generation_of", failing)
+    captured, _ = train(model, tmp_path / "out", {}, switches(tmp_path, strict=False))
+    assert captured == plain
+    lake = Lake.open(tmp_path / "lake")
+    text = "select kind, rollout_id, status from manifest where kind != 'events' order by 1, 2"
+    found = lake.sql(text).arrow().to_pylist()
+    assert [(one["kind"], one["rollout_id"], one["status"]) for one in found] == [
+        (kind, rollout, "dropped" if rollout == 1 else "complete")
+        for kind in ("rollout", "step")
+        for rollout in range(PLAIN["max_steps"])
+    ]
+    beats = lake.sql("select detail from events where event = 'heartbeat'").arrow()
+    assert all("loss" in load_detail(one) for one in beats["detail"].to_pylist())
+    assert beats.num_rows == PLAIN["max_steps"]
+
+
+def test_a_training_that_goes_on_from_a_checkpoint_is_one_lineage(
+    model: Path, tmp_path: Path
+) -> None:
+    saving = {"save_strategy": "steps", "save_steps": 2, "loss_type": "dapo", **KL}
+    train(model, tmp_path / "out", saving, switches(tmp_path))
+    trainer = make_trainer(model, tmp_path / "out", {**saving, "max_steps": 6})
+    attach(trainer, switches(tmp_path))
+    trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
+    lake = Lake.open(tmp_path / "lake")
+    report = lake.replay()
+    assert report.verdict == "pass", report.to_json()
+    steps = [one for one in report.cohorts if one.step_id is not None]
+    assert [(one.attempt, one.rollout_id, one.step_id) for one in steps] == [
+        (0, 0, 0),
+        (0, 0, 1),
+        *((1, rollout, step) for rollout in (1, 2) for step in (0, 1)),
+    ]
+    text = "select attempt, detail from events where event = 'heartbeat' order by attempt, seq"
+    told = lake.sql(text).arrow().to_pylist()
+    assert [load_detail(one["detail"])["step"] for one in told if one["attempt"]] == [3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("fields", [{"loss_type": "dapo", **KL}, {"loss_type": "grpo"}])
