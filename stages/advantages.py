@@ -26,6 +26,7 @@ from trajreplay.stages.kernels import half_ulp
 from trajreplay.stages.remaining import remaining_tokens
 from trajreplay.stages.reward_findings import warn_of_batch_rewards
 from trajreplay.stages.whitening_sets import tokens_of
+from trajreplay.stages.wide import whole_batches
 
 LAST_FAULT = 2  # the largest number that message_faults has a meaning for
 
@@ -74,6 +75,11 @@ def estimated(
         dtype: The dtype.
         against: How far the bounds that reject tokens are moved.
     """
+    wide = whole_batches(block, "advantage.estimate")
+    if wide is not None:
+        every = {name: wide.with_own(name, values) for name, values in replaced.items()}
+        found = estimated(wide.block, every, dtype, against)
+        return {name: wide.own(values, per_token=True) for name, values in found.items()}
     if (kernel := block.kernel("advantage.estimate")) is not None:
         column, asked, critic = _columns(block, replaced, dtype)
         kl, values = asked("kl"), asked(critic)
@@ -178,6 +184,18 @@ def _weights(block: Block, column: Callable[[str], Tensor]) -> Tensor | None:
     return rollout_weights(block.settings.loss, given)
 
 
+def _errors(block: Block, replaced: dict[str, Tensor]) -> dict[str, Tensor]:
+    """(N,) float64 each. How far advantages and returns may be off in float32."""
+    wide = whole_batches(block, "advantage.estimate")
+    if wide is not None:
+        every = {name: wide.with_own(name, values) for name, values in replaced.items()}
+        found = _errors(wide.block, every)
+        return {name: wide.own(values, per_token=True) for name, values in found.items()}
+    given = _inputs(block, replaced, torch.float64, 0.0)
+    errors: dict[str, Tensor] = estimate_advantages_error(block.settings.advantage, given)._asdict()
+    return errors
+
+
 def compare_estimates(
     block: Block, name: str, recomputed: Tensor, replaced: dict[str, Tensor]
 ) -> Compared:
@@ -198,9 +216,7 @@ def compare_estimates(
         rounding = half_ulp(recomputed[tokens], dtype)
         if block.kernel("advantage.estimate") is not None:
             return rounding + evaluation_slack(recomputed, in_float32())[tokens]
-        given = _inputs(block, replaced, torch.float64, 0.0)
-        errors = estimate_advantages_error(block.settings.advantage, given)
-        slack: Tensor = errors._asdict()[name]
+        slack = _errors(block, replaced)[name]
         if block.settings.advantage.counts == "kept":  # where rounding decides, either is right
             for against in (SHARE, -SHARE):
                 moved = estimated(block, replaced, against=against)[name]

@@ -11,6 +11,7 @@ from trajreplay.query.catalog import Cohort
 from trajreplay.schema.settings import Settings
 from trajreplay.stages.capability import Ability, over_batches, over_trajectories
 from trajreplay.stages.checks import source_pairs
+from trajreplay.stages.other_samples import other_samples
 from trajreplay.stages.report import CohortReport, StageResult
 from trajreplay.stages.sources import Source, Sources
 
@@ -23,7 +24,7 @@ def check_batches(
     settings: Settings,
     report: CohortReport,
     sources: Sources,
-) -> None:
+) -> dict[str, pa.Table]:
     """Leave out stages whose statistics may be of other samples than those of the cohort.
 
     Where one rollout feeds several steps, a training normalises either over what it sampled or over
@@ -35,9 +36,13 @@ def check_batches(
         settings: The arithmetic in force.
         report: Gets the results of those.
         sources: The rollouts that steps consumed from.
+
+    Returns:
+        By stage that is left, the samples that it reads besides, where there are such.
     """
     batch = settings.layout.batch
     parts: list[str] | None = None
+    wide: dict[str, pa.Table] = {}
     for stage, one in list(abilities.items()):
         by_batch = over_batches(stage, settings, one)
         by_trajectory = "" if one.kernel else over_trajectories(stage, settings)
@@ -52,12 +57,22 @@ def check_batches(
                 parts = _parts(table, report.run_id, sources, _is_elsewhere)
             if by_batch:
                 problem = _of_batch(by_batch, batch, parts, len(source_pairs(table)))
+                if problem and batch == "rollout" and _can_be_wide(stage, by_batch):
+                    found = other_samples(table, report.run_id, sources, one.reads)
+                    problem = f"{problem}; {found}" if isinstance(found, str) else ""
+                    wide |= {} if isinstance(found, str) else {stage: found}
             elif parts:
                 cut = _parts(table, report.run_id, sources, _is_cut)
                 problem = f"{by_trajectory}, and {cut[0]}; {_ELSEWHERE}" if cut else ""
         if problem:
             report.stages.append(StageResult(stage, "unverified", message=problem))
             del abilities[stage]
+    return wide
+
+
+def _can_be_wide(stage: str, by_batch: str) -> bool:
+    """Whether statistics can be of samples that the step does not hold."""
+    return stage in ("reward.post_process", "advantage.estimate") and "rank'" not in by_batch
 
 
 def _of_batch(what: str, batch: str, parts: list[str], rollouts: int) -> str:

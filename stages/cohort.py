@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -48,6 +48,8 @@ class LoadedCohort:
         unscored: Why a reward function does not verify the raw rewards.
         comparison: How the replay was asked to compare.
         incomplete: Its samples with what was left out of `table`; None where nothing was.
+        others: By stage whose statistics are of whole rollouts, the samples of these that the step
+            did not consume.
     """
 
     report: CohortReport
@@ -68,6 +70,7 @@ class LoadedCohort:
     unscored: str = ""
     comparison: Comparison = field(default_factory=Comparison)
     incomplete: pa.Table | None = None
+    others: Mapping[str, pa.Table] = field(default_factory=dict)
 
     @cached_property
     def stages(self) -> list[str]:

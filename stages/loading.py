@@ -168,7 +168,7 @@ def _load(
     check_groups(merged, abilities, report, sources, expected)
     if not task.whole or report.partial:
         check_whole(abilities, report)
-    check_batches(merged, abilities, lead.settings, report, sources)
+    others = check_batches(merged, abilities, lead.settings, report, sources)
     cohort = LoadedCohort(
         report=report,
         settings=lead.settings,
@@ -181,6 +181,7 @@ def _load(
         finite=recipe.finite,
         dtypes=held_dtypes(owners, merged, report),
         micro_batches=rows.micro_batches,
+        others=others,
     )
     if has_source and "sample" not in recipe.abilities:
         message = "handoffs are not compared: the step does not declare the stage sample"

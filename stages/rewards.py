@@ -37,6 +37,7 @@ from trajreplay.stages.packed import Packed
 from trajreplay.stages.raw_rewards import components
 from trajreplay.stages.remaining import remaining_tokens
 from trajreplay.stages.reward_findings import warn_of_constant_groups
+from trajreplay.stages.wide import whole_batches
 
 _RAW, _STAGE = "reward.raw", "reward.post_process"
 
@@ -137,6 +138,10 @@ def raw_rewards(block: Block, replaced: Mapping[str, Tensor] | None = None) -> T
 
 
 def _processed(block: Block, raw: Tensor) -> Tensor:
+    wide = whole_batches(block, _STAGE)
+    if wide is not None:
+        every = wide.put(raw_rewards(wide.block), raw, per_token=False)
+        return wide.own(_processed(wide.block, every), per_token=False)
     settings, kernel = block.settings.reward, block.kernel(_STAGE)
     if kernel is not None:
         groups = reward_inputs(block.packed, block.settings, asked=False).group
@@ -158,6 +163,11 @@ def _processed(block: Block, raw: Tensor) -> Tensor:
 
 def _error(block: Block, raw: Tensor, recomputed: Tensor) -> Tensor:
     """How far float32 may be off."""
+    wide = whole_batches(block, _STAGE)
+    if wide is not None:
+        every = wide.put(raw_rewards(wide.block), raw, per_token=False)
+        error = _error(wide.block, every, _processed(wide.block, every))
+        return wide.own(error, per_token=False)
     settings = block.settings.reward
     if block.kernel(_STAGE) is not None:
         return evaluation_slack(recomputed, _processed(block, raw.float()))
@@ -189,6 +199,10 @@ def _error(block: Block, raw: Tensor, recomputed: Tensor) -> Tensor:
 
 def _equal(block: Block, raw: Tensor) -> Tensor:
     """(S,) bool. Samples in groups of equal rewards that are divided by their deviation."""
+    wide = whole_batches(block, _STAGE)
+    if wide is not None:
+        every = wide.put(raw_rewards(wide.block), raw, per_token=False)
+        return wide.own(_equal(wide.block, every), per_token=False)
     given = reward_inputs(block.packed, block.settings)
     return equal_rewards(block.settings.reward, raw, given)
 

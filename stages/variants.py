@@ -105,7 +105,8 @@ def varied(block: Block, variant: Variant, stages: Sequence[str] = COMPUTED) -> 
             for entry in cohort.owners
         ]
     made = copy.copy(block)
-    made.__dict__.pop("active", None)
+    for kept in ("active", "wide"):
+        made.__dict__.pop(kept, None)
     made.cohorts, made.settings, made.chained = [other], settings, {}
     if variant.columns:
         made.packed = block.packed.replaced(variant.columns)

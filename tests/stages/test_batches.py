@@ -151,6 +151,58 @@ def test_a_statistic_of_each_step_is_of_the_step(tmp_path: Path, name: str) -> N
         assert "diverged" in found if wrong else found <= set(PASSING)
 
 
+# What a step can take from its rollouts: not the ranks of others, nor their weights of tokens.
+WIDE = [
+    name
+    for name, (_, stage, what) in OF_BATCHES.items()
+    if stage != POLICY and "'rank'" not in what
+]
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_a_statistic_of_a_cut_rollout_takes_the_others_from_it(tmp_path: Path, name: str) -> None:
+    changes, stage, _ = OF_BATCHES[name]
+    settings = with_changes(PLAIN, changes | BY_ROLLOUT)
+    for wrong in (False, True):
+        lake, (samples, whole) = Lake.create(tmp_path / str(wrong)), (_samples(0), _samples(1))
+        steps = [samples[:4], samples[4:], whole]
+        batches = steps if wrong else [samples, whole]
+        _write_steps(lake, settings, batches, steps)
+        for rollout_id, one in enumerate((samples, whole)):
+            write_rollout(
+                lake, {0: one}, stages=["sample"], settings=settings, rollout_id=rollout_id
+            )
+        report = lake.replay()
+        found = [the_stage(the_cohort(report, 0, step_id), stage).verdict for step_id in range(3)]
+        assert "diverged" in found if wrong else {*found} <= set(PASSING), found
+        assert found[2] in PASSING
+        if wrong:
+            assert [one for one in lake.explain().explanations if one.stage == stage]
+        else:
+            assert {one.verdict for one in report.cohorts if one.step_id is not None} <= {*PASSING}
+
+
+@pytest.mark.parametrize("name", [one for one in OF_BATCHES if one not in WIDE])
+def test_what_no_rollout_holds_is_not_verified(lake: Lake, name: str) -> None:
+    changes, stage, what = OF_BATCHES[name]
+    settings, samples = with_changes(PLAIN, changes | BY_ROLLOUT), _samples()
+    _write_steps(lake, settings, [samples], [samples[:4], samples[4:]])
+    write_rollout(lake, {0: samples}, stages=["sample"], settings=settings)
+    found = _stage(lake, stage)
+    assert found.verdict == "unverified"
+    assert found.message.startswith(f"{what}, layout.batch is 'rollout' and 4 samples of rollout 0")
+
+
+def test_a_rollout_that_lacks_what_its_other_samples_need_is_named(lake: Lake) -> None:
+    settings = with_changes(PLAIN, {"advantage.whiten": "cohort", **BY_ROLLOUT})
+    samples = _samples()
+    _write_steps(lake, settings, [samples], [samples[:4], samples[4:]])
+    write_rollout(lake, {0: samples}, stages=["sample"], settings=settings, without=["reward"])
+    found = _stage(lake, ESTIMATE)
+    assert found.verdict == "unverified"
+    assert found.message.endswith("rollout 0 lacks reward of samples that the step does not hold")
+
+
 @pytest.mark.parametrize("name", OF_BATCHES)
 def test_a_rollout_that_steps_consume_whole_is_its_own_batch(lake: Lake, name: str) -> None:
     changes, stage, _ = OF_BATCHES[name]
