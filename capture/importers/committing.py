@@ -9,7 +9,7 @@ from trajreplay.capture.importers.building import EventBlock
 from trajreplay.capture.importers.report import IMPORTED, UNCHANGED
 from trajreplay.schema.canonical import MAX_BYTES
 from trajreplay.schema.entry import Entry
-from trajreplay.schema.entry_codec import load_entry, same_content
+from trajreplay.schema.entry_codec import decode_all, load_entry, same_content
 from trajreplay.schema.errors import CaptureError
 from trajreplay.schema.identity import CaptureKey
 from trajreplay.schema.layout import entry_path
@@ -22,13 +22,16 @@ class HeldBack:
 
     Args:
         store: The lake.
+        strict: Whether entries are read back whole before any of them is visible: those made of
+            another package's records, which may hold what no reader takes.
 
     Attributes:
         published: The captures that became visible.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, strict: bool = False) -> None:
         self._store = store
+        self._strict = strict
         self._expected: dict[str, CaptureKey] = {}
         self._entries: dict[str, bytes] = {}
         self._placed: dict[str, None] = {}
@@ -73,6 +76,8 @@ class HeldBack:
             return self._store.publish_if_absent(path, data)
         if self._store.exists(path):
             return False
+        if self._strict:
+            decode_all(load_entry(data, path))
         self._entries[path] = data
         return True
 

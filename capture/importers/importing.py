@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from trajreplay.capture.importers.building import builders_of
 from trajreplay.capture.importers.committing import HeldBack, committed
+from trajreplay.capture.importers.foreign import unfit
 from trajreplay.capture.importers.named import NamedPath, named
 from trajreplay.capture.importers.registry import Importer, ImportOptions, refuse_objects
 from trajreplay.capture.importers.report import CHECKED, PARTIAL, ImportedSource, ImportReport
@@ -82,7 +83,7 @@ def _import_source(
     options: ImportOptions,
 ) -> ImportedSource:
     result = ImportedSource(place.told(str(source)), importer.kind)
-    held = HeldBack(_NOWHERE if store is None else store)
+    held = HeldBack(_NOWHERE if store is None else store, strict=bool(importer.origin))
     taken: list[tuple[CaptureKey, CaptureRecord | EventRecord]] = []
     try:
         with noting_reads() as files:
@@ -92,9 +93,10 @@ def _import_source(
                 result.files = [place.told(str(one)) for one in files] or [result.path]
         notes = dict.fromkeys(note for one in records for note in one.notes)
         result.notes = [place.told(one) for one in notes]
-        builders = builders_of(held, records, options)
-        taken = [(one.key, record) for one, record in zip(builders, records, strict=True)]
-        result.status = CHECKED if store is None else committed(held, builders)
+        with _refusing_unfit(importer):
+            builders = builders_of(held, records, options)
+            taken = [(one.key, record) for one, record in zip(builders, records, strict=True)]
+            result.status = CHECKED if store is None else committed(held, builders)
     except TrajReplayError as error:
         result.problem, result.hint = place.told(error.message), place.told(error.hint)
     except (OSError, MemoryError, RecursionError) as error:
@@ -110,3 +112,16 @@ def _import_source(
             result.samples += len(record.samples)
             result.tokens += record.tokens
     return result
+
+
+@contextmanager
+def _refusing_unfit(importer: Importer) -> Iterator[None]:
+    """Refuse the source of which a record of another package fails us: it may hold anything."""
+    try:
+        yield
+    except (TrajReplayError, OSError, MemoryError, RecursionError):
+        raise
+    except Exception as error:
+        if not importer.origin:
+            raise
+        raise unfit(importer, error) from error

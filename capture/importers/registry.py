@@ -81,12 +81,14 @@ class Importer:
         find: The sources at or below a path: files or folders that are read each by itself.
             Nothing for a path that is not of this kind; it opens no more than it needs to tell.
         read: The captures of one source: all that belong together, or an error.
+        origin: The entry point of another package that it is from; empty of this one's own.
     """
 
     kind: str
     doc: str
     find: Callable[[Path], Iterable[Path]]
     read: Callable[[Path, ImportOptions], Sequence[CaptureRecord | EventRecord]]
+    origin: str = ""
 
 
 def kinds() -> list[str]:

@@ -1,18 +1,36 @@
 """Importers of other packages: found by their entry points, and wrong ones told by name."""
 
+import copy
 import json
 import re
 import sys
+import tempfile
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.helpers.cli import run
 from tests.helpers.dumps import VERL, imported, rows
 from tests.helpers.plugins import pip_install, write_package
-from trajreplay import CaptureError, Lake
-from trajreplay.capture.importers import import_files, importer_of, kinds, recognise
+from trajreplay import (
+    CaptureError,
+    Lake,
+    ParallelCoordinates,
+    ProducerInfo,
+    SampleRecord,
+    Settings,
+    StageContract,
+)
+from trajreplay.capture.importers import Importer, import_files, importer_of, kinds, recognise
+from trajreplay.capture.importers.foreign import guarded
 from trajreplay.capture.importers.registry import GROUP
+from trajreplay.schema.bundles.record import CaptureRecord, EventLine, EventRecord, Scalars
+from trajreplay.schema.entry import LogProbOrigin
 
 README = Path(__file__).parents[3] / "capture" / "importers" / "README.md"
 STATED = {"profile": "verl"}
@@ -119,8 +137,11 @@ WRONG = {
         r"gave no record",
     ),
     "gives samples that are none": (
-        "ACME = Importer('acme', '', find, lambda *_: [CaptureRecord('a', 0, None, None, ({},))])",
-        r"gave \{\}, expected a SampleRecord",
+        (
+            "def record(*_): return [CaptureRecord('a', 0, None, Settings(), ({},))]\n"
+            "ACME = Importer('acme', '', find, record)"
+        ),
+        r"gave a record of which samples is \(\{\},\), expected a tuple of SampleRecord",
     ),
     "is no importer": ("ACME = find", r"expected an Importer of that kind"),
     "is of another kind": (
@@ -168,6 +189,70 @@ ACME = Importer("acme", "", find, twice)
         assert one.status == "refused"
         assert "2 captures of run 'acme' rollout 0 rank 0: expected one of each" in one.problem
     assert lake.info().num_rows == 0
+
+
+ANYTHING: list[Any] = [None, 1, 1.5, "x", b"x", True, [], [1], ([],), (1,), {}, {1: 2}, {"x": [1]}]
+ANYTHING += [{"log_probs": "sampler"}, {"log_probs": object()}, object(), np.zeros(2), Path("x")]
+HELD: dict[type, list[str]] = {
+    one: [field.name for field in fields(one)]
+    for one in (CaptureRecord, SampleRecord, Scalars, StageContract, ProducerInfo)
+}
+HELD |= {
+    one: [field.name for field in fields(one)]
+    for one in (ParallelCoordinates, LogProbOrigin, EventRecord, EventLine)
+}
+
+
+def forced(value: Any, **changes: Any) -> Any:
+    """A record whose fields hold what its type forbids, as code without types gives it."""
+    found = copy.copy(value)
+    for name, one in changes.items():
+        object.__setattr__(found, name, one)
+    return found
+
+
+@given(st.data())
+def test_whatever_a_record_of_another_package_holds_its_source_alone_is_refused(
+    data: st.DataObject,
+) -> None:
+    kind = data.draw(st.sampled_from(list(HELD)))
+    changes = {data.draw(st.sampled_from(HELD[kind])): data.draw(st.sampled_from(ANYTHING))}
+
+    def made(of: type, *args: Any, **named: Any) -> Any:
+        return forced(of(*args, **named), **(changes if of is kind else {}))
+
+    sample = made(SampleRecord, "s-0", 1, 2, [1])
+    producer = made(ProducerInfo)
+    capture = made(
+        CaptureRecord,
+        "acme",
+        0,
+        0,
+        Settings(),
+        (sample,),
+        tensors={"log_probs": [[0.5]]},
+        scalars=(made(Scalars, "loss.policy", {"loss": 1.0}, "rank", "sum"),),
+        stages=(made(StageContract, "sample"),),
+        origins={"log_probs": made(LogProbOrigin, "trainer")},
+        producer=producer,
+        parallel=made(ParallelCoordinates),
+    )
+    line = made(EventLine, "generated", "{}", None, 0)
+    events = made(EventRecord, "acme", (line,), producer=producer)
+    record = events if kind in (EventRecord, EventLine) else capture
+    records = {"a": record, "b": CaptureRecord("healthy", 0, None, Settings(), ())}
+    foreign = guarded(
+        Importer(
+            "acme", "", lambda _: [Path("a"), Path("b")], lambda path, _: [records[path.name]]
+        ),
+        "acme_wrong:ACME",
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        lake = Lake.create(Path(folder) / "lake")
+        first, second = import_files(lake._store, foreign, [Path(folder)]).sources
+        assert second.status == "imported"
+        assert bool(first.problem) is (first.status == "refused")
+        assert lake.info().num_rows == 1 + (first.status == "imported" and record is capture)
 
 
 @pytest.mark.parametrize("what", ["fails to find", "cannot be loaded"])
