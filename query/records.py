@@ -74,8 +74,14 @@ def read_record(store: Store, entry: Entry) -> CaptureRecord:
         producer=_producer(entry.producer),
         parallel=entry.parallel,
         redaction=entry.redaction,
+        reward_dtype=_reward_dtype(held),
         notes=tuple(notes),
     )
+
+
+def _reward_dtype(held: Mapping[str, Any]) -> str:
+    dtypes = [held[name].source_dtype for name in ("reward", "raw_reward") if name in held]
+    return next((one for one in dtypes if one), CaptureRecord.reward_dtype)
 
 
 def _as_records(rows: Any) -> list[dict[str, Any]]:

@@ -23,6 +23,8 @@ from trajreplay.schema.bundles.relax.manifest import (
 )
 from trajreplay.schema.bundles.relax.results import TOKEN_COLUMNS, check_inputs, read_results
 from trajreplay.schema.bundles.relax.samples import (
+    DATA_SIZE,
+    LABEL_HASH,
     check_ids,
     is_loss_alone,
     read_samples,
@@ -146,7 +148,11 @@ def _record(one: SealedRank, place: _Place, run_id: str | None, ids: str) -> Cap
         "implementation": implementations(one.manifest),
         "unstated": ", ".join(unstated),
         **dict(_provenance(identity)),
+        LABEL_HASH: "not taken" if _has_hashes(one) else "",
     }
+    told = identity.object("rank", {}).get("dp", read.count, 0)
+    if told and told != place.parallel.data_size:
+        facts[DATA_SIZE] = str(told)
     producer = one.manifest.object("producer", {})
     return CaptureRecord(
         run_id=run_id or _run_of(bundle_id, rollout_id, step_id),
@@ -212,8 +218,14 @@ def _provenance(identity: Fields) -> Iterator[tuple[str, str]]:
             yield name, json.dumps(listed) if listed else ""
 
 
+def _has_hashes(one: SealedRank) -> bool:
+    return any(row.get(LABEL_HASH) is not None for row in one.index.tree["samples"])
+
+
 def _left_out(one: SealedRank) -> Iterator[str]:
     """What the files hold and the record does not."""
+    if _has_hashes(one):
+        yield f"{one.index.where}: label_hash of samples has no column: not taken"
     for fields, known in ((one.manifest, _MANIFEST), (one.index, _INDEX)):
         odd = fields.unknown(known)
         if odd:

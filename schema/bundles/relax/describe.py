@@ -9,7 +9,7 @@ from typing import Any
 
 from trajreplay.schema.bundles.record import CaptureRecord, Scalars
 from trajreplay.schema.bundles.relax.config import write_config
-from trajreplay.schema.bundles.relax.samples import is_loss_alone
+from trajreplay.schema.bundles.relax.samples import DATA_SIZE, is_loss_alone
 from trajreplay.schema.errors import CaptureError
 from trajreplay.schema.identity import own_prefix, rank_prefix
 from trajreplay.schema.recompute import RecomputeConfig
@@ -184,7 +184,7 @@ def _identity(record: CaptureRecord, groups: Mapping[str, int], prefix: str) -> 
         "normalization_cohort_ids": json.loads(extra.get("normalization_cohort_ids", "[]")),
         "weight_lineage": {name: extra.get(name) for name in ("rollout_weight", "actor_weight")},
         "rank": {
-            "dp": place.data_size,
+            "dp": int(dp) if (dp := extra.get(DATA_SIZE, "")).isdecimal() else place.data_size,
             "tp": place.tensor_size,
             "pp": place.pipeline_size,
             "cp": place.context_size,

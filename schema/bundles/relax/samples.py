@@ -13,6 +13,8 @@ from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.identity import GLOBAL
 from trajreplay.schema.records import SampleRecord
 
+# Facts of a producer: that its samples had hashes of labels, and what it called its data size.
+LABEL_HASH, DATA_SIZE = "label_hash", "dp"
 _LOSSES = ("loss.policy", "loss.value")
 
 

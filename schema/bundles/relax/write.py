@@ -4,33 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trajreplay.schema.bundles.folder import MAX_METADATA_BYTES
 from trajreplay.schema.bundles.record import CaptureRecord
 from trajreplay.schema.bundles.relax.describe import (
     expected_tree,
     group_numbers,
-    has_place,
     index_tree,
     manifest_tree,
     step_tree,
-    sums_of,
 )
+from trajreplay.schema.bundles.relax.left_out import converted, left_out
+from trajreplay.schema.bundles.relax.read_back import check_reads_back
 from trajreplay.schema.bundles.relax.results import TOKEN_COLUMNS
 from trajreplay.schema.bundles.relax.seal import COMPLETE, METADATA
 from trajreplay.schema.bundles.tensors import TensorValue
 from trajreplay.schema.errors import CaptureError, DatasetError
 from trajreplay.schema.layout import quoted
-from trajreplay.schema.records import SampleRecord
-
-# Facts of a sample that a bundle has no place for.
-_LEFT_OUT = ("group_size", "trajectory_id", "weight_versions", "truncated", "prompt", "response")
-_TEXTS = ("label", "tool_output")
 
 
 @dataclass(frozen=True)
@@ -61,6 +58,7 @@ def write_bundle(records: Sequence[CaptureRecord], folder: Path) -> Written:
     if target.exists():
         raise CaptureError(f"{target} is there already", hint="Choose another folder.")
     aside = folder / f".{target.name[:200]}.tmp-{os.getpid()}"
+    where = f"run {records[0].run_id!r} {bundle_id}"
     notes: dict[str, None] = {}
     groups = group_numbers(records, notes)
     try:
@@ -74,6 +72,7 @@ def write_bundle(records: Sequence[CaptureRecord], folder: Path) -> Written:
                 _write_json(aside / f"{COMPLETE}.{rank}", shard)
             tree = {"ranks": sorted(shards), "shards": {str(r): s for r, s in shards.items()}}
             _write_json(aside / COMPLETE, tree)
+        check_reads_back(aside, records, where)
         aside.rename(target)
     except OSError as error:
         raise DatasetError(
@@ -81,7 +80,7 @@ def write_bundle(records: Sequence[CaptureRecord], folder: Path) -> Written:
         ) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    return Written(target, (*notes, *_no_place(records, bundle_id)))
+    return Written(target, (*notes, *left_out(records, bundle_id)))
 
 
 def _bundle_id(record: CaptureRecord) -> str:
@@ -117,9 +116,15 @@ def _write_rank(
         "expected.json": expected_tree(record),
     }
     for name in METADATA:
-        _write_json(folder / name, trees[name])
+        size = _write_json(folder / name, trees[name])
+        if size > MAX_METADATA_BYTES:
+            raise CaptureError(
+                f"{where}: {name} would take {size:,} bytes, and no more than "
+                f"{MAX_METADATA_BYTES:,} of it are read",
+                hint="Export a lake instead: trajreplay export lake.",
+            )
     notes.update(dict.fromkeys(record.notes))
-    notes.update(dict.fromkeys(_converted(record)))
+    notes.update(dict.fromkeys(converted(record)))
     metadata = {one: hashlib.sha256((folder / one).read_bytes()).hexdigest() for one in METADATA}
     step = record.step_id
     shard = {
@@ -148,58 +153,17 @@ def _refuse_gaps(record: CaptureRecord, declared: set[str], where: str) -> None:
                     f"{where}: {stage} is declared and not every sample has a {name}",
                     hint="A bundle would have to make one up: export captures that have it.",
                 )
+    for one in record.samples:
+        for name in ("raw_reward", "reward"):
+            value = getattr(one, name)
+            if value is not None and not math.isfinite(value):
+                raise CaptureError(
+                    f"{where}: {name} of {one.sample_id!r} is {value}, and index.json holds finite "
+                    "numbers alone",
+                    hint="Export a lake instead: trajreplay export lake.",
+                )
     if not record.samples:
         raise CaptureError(f"{where}: no samples, and a bundle has at least one")
-
-
-def _converted(record: CaptureRecord) -> Iterator[str]:
-    """Which results are given in the way of a bundle, and were recorded in another."""
-    for stage in dict.fromkeys(one.stage for one in record.scalars):
-        names = dict.fromkeys(
-            name
-            for one in record.scalars
-            if one.stage == stage
-            for name in sums_of(one, len(record.samples))
-        )
-        if names:
-            yield (
-                f"{', '.join(names)} of {stage} are sums over each rank in a bundle: they follow "
-                "from the means, or the factors, that were recorded"
-            )
-
-
-def _no_place(records: Sequence[CaptureRecord], bundle_id: str) -> Iterator[str]:
-    """What the captures hold and no bundle can, as one sentence."""
-    ranks: dict[str, list[int]] = {}
-    for record in records:
-        for what in dict.fromkeys(_left_out(record)):
-            ranks.setdefault(what, []).append(record.rank)
-    if ranks:
-        told = "; ".join(
-            what if len(of) == len(records) else f"{what} (of ranks {', '.join(map(str, of))})"
-            for what, of in ranks.items()
-        )
-        yield f"{bundle_id}: a bundle has no place for these, which are left out: {told}"
-
-
-def _left_out(record: CaptureRecord) -> Iterator[str]:
-    scalars: dict[str, dict[str, None]] = {}
-    for one in record.scalars:
-        if not has_place(one) and not sums_of(one, 1):
-            factor = "" if one.scale == 1.0 else f" times {one.scale:g}"
-            of = f"at scope {one.scope} by {one.reduction or 'an unstated reduction'}{factor}"
-            scalars.setdefault(f"{one.stage} {of}", {}).update(dict.fromkeys(one.fields))
-    for of, fields in scalars.items():
-        yield f"{', '.join(fields)} of {of}"
-    for name in (*_LEFT_OUT, *_TEXTS):
-        if any(getattr(one, name) is not None for one in record.samples):
-            yield name
-    if any(_foreign(one, record) for one in record.samples):
-        yield "which rollout a sample is from"
-
-
-def _foreign(one: SampleRecord, record: CaptureRecord) -> bool:
-    return one.source_rollout_id not in (None, record.rollout_id)
 
 
 def _write_payload(path: Path, name: str, tensor: TensorValue) -> dict[str, Any]:
@@ -219,6 +183,23 @@ def _write_payload(path: Path, name: str, tensor: TensorValue) -> dict[str, Any]
     }
 
 
-def _write_json(path: Path, tree: Mapping[str, Any]) -> None:
-    text = json.dumps(tree, indent=2, sort_keys=True, ensure_ascii=False)
-    path.write_text(text + "\n", encoding="utf-8")
+def _write_json(path: Path, tree: Mapping[str, Any]) -> int:
+    """Write a file of JSON, and return its size; only results may hold what JSON has no word for.
+
+    Raises:
+        CaptureError: Anything else does.
+    """
+    try:
+        text = json.dumps(
+            tree,
+            indent=2,
+            sort_keys=True,
+            ensure_ascii=False,
+            allow_nan=path.name == "expected.json",
+        )
+    except ValueError as error:
+        raise CaptureError(
+            f"{path.name} would hold a number that JSON has no word for: {error}",
+            hint="Export a lake instead: trajreplay export lake.",
+        ) from error
+    return path.write_bytes(f"{text}\n".encode())

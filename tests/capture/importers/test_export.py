@@ -3,6 +3,7 @@
 import errno
 import io
 import json
+import math
 import os
 import shutil
 import tarfile
@@ -22,10 +23,13 @@ from trajreplay import (
     Lake,
     LossSettings,
     QueryError,
+    SampleRecord,
     Settings,
     with_changes,
 )
 from trajreplay.schema.bundles.archive import pack, unpack
+from trajreplay.schema.bundles.relax import write
+from trajreplay.schema.bundles.relax.describe import index_tree
 
 
 def digests(lake: Lake) -> list[tuple[object, ...]]:
@@ -57,7 +61,8 @@ def test_a_bundle_comes_back_as_it_was(name: str, lake: Lake, tmp_path: Path) ->
     assert not report.refused, report.refused[0].problem
     assert digests(again) == digests(lake)
     assert verdicts(again) == verdicts(lake)
-    assert written.notes == ()
+    no_place = "a bundle has no place for these, which are left out"
+    assert written.notes == (f"{name}: {no_place}: label_hash",)
 
 
 def test_an_exported_bundle_says_what_it_came_with(lake: Lake, tmp_path: Path) -> None:
@@ -72,7 +77,6 @@ def test_an_exported_bundle_says_what_it_came_with(lake: Lake, tmp_path: Path) -
                     one.pop("label_hash")
                 for one in tree.get("payloads", {}).values():
                     del one["sha256"], one["bytes"]
-                tree.get("identity", {}).get("rank", {}).pop("dp", None)
             assert mine == theirs
 
 
@@ -164,6 +168,68 @@ def test_means_of_a_rank_become_the_sums_that_a_bundle_has(
     converted = "are sums over each rank in a bundle"
     assert any(converted in note for note in written.notes) == ((reduction, scale) != ("sum", 1.0))
     assert not any("no place" in note for note in written.notes)
+
+
+def exported(
+    lake: Lake, folder: Path, *samples: SampleRecord, dtype: str = "float32", **about: Any
+) -> tuple[str, ...]:
+    """The notes of the export of one capture."""
+    record(
+        lake,
+        lambda capture: capture.samples(samples, reward_dtype=dtype),
+        settings=Settings(loss=LossSettings()),
+        **about,
+    )
+    lake.refresh()
+    (written,) = lake.export_bundles(folder)
+    return written.notes
+
+
+@pytest.mark.parametrize("name", ["raw_reward", "reward"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_reward_that_json_has_no_word_for_is_refused(
+    name: str, value: float, lake: Lake, tmp_path: Path
+) -> None:
+    with pytest.raises(CaptureError, match=f"{name} of 's-0' is {value}"):
+        exported(lake, tmp_path / "out", sample(0, 2, **{name: value}))
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_metadata_that_is_larger_than_what_is_read_is_refused(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write, "MAX_METADATA_BYTES", 2000)
+    with pytest.raises(CaptureError, match=r"index\.json would take [0-9,]+ bytes"):
+        exported(lake, tmp_path / "out", *(sample(row) for row in range(20)))
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_everything_that_a_bundle_has_no_place_for_is_noted(lake: Lake, tmp_path: Path) -> None:
+    held: dict[str, Any] = {
+        "kept_baseline": 0.5,
+        "turns": 2,
+        "agent_id": "a",
+        "greedy_reward": 0.25,
+    }
+    (note,) = exported(lake, tmp_path / "out", sample(0, 2, **held), dtype="float64")
+    for name in (*held, "that rewards were computed in float64"):
+        assert name in note
+
+
+def test_a_bundle_that_would_be_refused_is_not_written(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for change in ("tamper", "remove"):
+
+        def odd(*args: Any, change: str = change, **named: Any) -> Any:
+            tree = index_tree(*args, **named)
+            tree["samples"][0] |= {"reward": 7.5} if change == "tamper" else {"sample_id": ""}
+            return tree
+
+        monkeypatch.setattr(write, "index_tree", odd)
+        with pytest.raises(CaptureError, match=r"a bundle (would say|of it would be refused)"):
+            exported(lake, tmp_path / change, sample(0), run_id=change)
+        assert list((tmp_path / change).iterdir()) == []
 
 
 def test_an_incomplete_step_is_not_exported(lake: Lake, tmp_path: Path) -> None:

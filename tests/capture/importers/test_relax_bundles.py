@@ -433,6 +433,7 @@ def test_what_is_no_part_of_a_bundle_is_named(lake: Lake, tmp_path: Path) -> Non
     notes = imported(lake, signed(bundle)).notes
     assert [one.removeprefix(f"{tmp_path}/") for one in notes] == [
         "v1_healthy: 'payloads/odd.pt' is no part of the bundle: ignored",
+        "v1_healthy/index.json: label_hash of samples has no column: not taken",
         "v1_healthy/index.json: 'odd' is not known: not taken",
         "v1_healthy/payloads: opd_log_probs has no column: verified, not taken",
     ]
