@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from trajreplay.capture.heartbeat import Noted, resolved
 from trajreplay.capture.notes import Notes
 from trajreplay.capture.reasons import kind_of, reason_of
+from trajreplay.schema.errors import CaptureError
 from trajreplay.schema.events import dump_detail
 
 if TYPE_CHECKING:
     from trajreplay.capture.pending import Pending
     from trajreplay.schema.identity import CaptureKey
     from trajreplay.schema.store import Store
+    from trajreplay.writer.events import Event
 
 Account = Literal["queue", "ring"]
 THREAD = "trajreplay-writer"
@@ -222,7 +224,7 @@ class Background:
     def _write(self, handoff: Handoff) -> None:
         from trajreplay.schema.lakefile import open_lake
         from trajreplay.writer import CaptureBuilder
-        from trajreplay.writer.events import Event, commit_events
+        from trajreplay.writer.events import Event
 
         store = open_lake(self._lake)
         if handoff.events:
@@ -230,7 +232,7 @@ class Background:
                 Event(name, dump_detail(name, resolved(fields())), time_us=time_us)
                 for name, time_us, fields in handoff.events
             ]
-            commit_events(store, events=rows, **handoff.identity)
+            _commit_beside(store, rows, handoff.identity)
             return
         with CaptureBuilder(store, **handoff.identity) as capture:
             if handoff.pending is None:
@@ -261,6 +263,27 @@ class Background:
         self._warned.add(kind)
         last = len(self._warned) > _MOST_KINDS
         warn(f"{message}; further problems are not told" if last else message)
+
+
+def _commit_beside(store: Store, events: Sequence[Event], identity: Mapping[str, Any]) -> None:
+    """Commit events under their name, or the next one that is free.
+
+    They are named after the first of several steps, which a step that is tried again, or another
+    recorder of this attempt, may have named before.
+    """
+    from trajreplay.schema.layout import entry_path
+    from trajreplay.writer.events import commit_events
+
+    key: CaptureKey = identity["key"]
+    given = {name: one for name, one in identity.items() if name != "key"}
+    while True:
+        try:
+            commit_events(store, key, events, **given)
+            return
+        except CaptureError:
+            if key.step_id is None or not store.exists(entry_path(key)):
+                raise
+        key = key._replace(step_id=key.step_id + 1)
 
 
 def _note_fates(store: Store, key: CaptureKey, handoff: Handoff) -> None:

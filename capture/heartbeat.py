@@ -90,10 +90,14 @@ class Heartbeats:
 
     Args:
         write: Takes the rollout and step that name a batch of events, and the events.
+        counts: Whether this process saw all steps of the job. A resumed one did not: its steps have
+            a number only where the trainer tells it.
     """
 
-    def __init__(self, write: Callable[[int | None, int | None, list[Noted]], None]) -> None:
-        self._write = write
+    def __init__(
+        self, write: Callable[[int | None, int | None, list[Noted]], None], *, counts: bool = True
+    ) -> None:
+        self._write, self._counts = write, counts
         self._waiting: list[Noted] = []
         self._first = 0, 0  # the step that what waits is named after
         self._since = time.monotonic()
@@ -111,8 +115,10 @@ class Heartbeats:
             for name, value in given.items()
             if name in _FIELDS and (plain := number(value)) is not None
         }
-        self._steps = _whole(told.get("step"), self._steps + 1)
-        beat.told = {**told, "step": self._steps}
+        step = _whole(told.pop("step", None))
+        self._counts |= step is not None
+        self._steps = self._steps + 1 if step is None else step
+        beat.told = {**told, "step": self._steps} if self._counts else told
         if not self._waiting:
             self._first = beat.rollout_id, beat.step_id
         self._waiting.append((HEARTBEAT, _now_us(), beat.fields))
@@ -130,7 +136,7 @@ class Heartbeats:
         """Note how the training ended: as it should, or with a problem."""
         self.flush()
         told = {"status": FAILED, "reason": problem} if problem else {"status": ENDED_CLEAN}
-        fields = {**told, "steps": self._steps}
+        fields = {**told, "steps": self._steps} if self._counts else told
         # Events of no rollout and no step are those of an imported trace, whose key is another.
         self._write(None, self._steps, [(TERMINAL, _now_us(), lambda: fields)])
 
@@ -171,10 +177,10 @@ def _mean(values: Sequence[float]) -> float | None:
     return _sum(told) / len(told) if told else None
 
 
-def _whole(value: Any, default: int) -> int:
-    """A count of steps; the default where it is none, or not read yet."""
+def _whole(value: Any) -> int | None:
+    """A count of steps; None where it is none, or not read yet."""
     known = isinstance(value, (int, float)) and math.isfinite(value)
-    return int(value) if known else default
+    return int(value) if known else None
 
 
 def _now_us() -> int:

@@ -49,14 +49,16 @@ def record_policy_loss(
     micro_batch: int | None, samples: Sequence[SampleRecord], **given: Any
 ) -> None:
     """As of `Recorder.record_policy_loss`."""
-    recorder().record_policy_loss(micro_batch, samples, **given)
+    if (one := recorder()).enabled:  # else handing everything on takes longer than all of this
+        one.record_policy_loss(micro_batch, samples, **given)
 
 
 def record_value_loss(
     micro_batch: int | None, samples: Sequence[SampleRecord], **given: Any
 ) -> None:
     """As of `Recorder.record_value_loss`."""
-    recorder().record_value_loss(micro_batch, samples, **given)
+    if (one := recorder()).enabled:
+        one.record_value_loss(micro_batch, samples, **given)
 
 
 def end_step(**scalars: Any) -> None:

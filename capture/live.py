@@ -75,7 +75,8 @@ class LiveRecorder(Losses):
         self._closed = False
         self._beat: Beat | None = None
         self._handled = sys.exc_info()[1]  # a training that is tried again begins in a handler
-        self._heartbeats = Heartbeats(self._outlet.take_events)
+        counts = place.resumed_from is None
+        self._heartbeats = Heartbeats(self._outlet.take_events, counts=counts)
         atexit.register(self._at_exit)  # after that of the outlet, so that it is called before
 
     @guarded

@@ -133,6 +133,43 @@ def test_the_end_of_a_training_stands_beside_the_events_of_a_trace(lake: Lake) -
     assert sorted(found) == ["heartbeat", "terminal", "trace"]
 
 
+@pytest.mark.parametrize("again", [1, 3])
+def test_heartbeats_of_a_step_that_is_tried_again_are_all_there(lake: Lake, again: int) -> None:
+    chosen = Selection(steps="9:9", rollouts="99")
+    for attempt in (None, *[0] * again):  # recorders of one attempt, each with two batches
+        recorder = enabled(lake, selection=chosen, attempt=attempt)
+        for grad_norm in (1.0, 2.0):
+            recorder.begin_step(0, 3)
+            recorder.end_step(grad_norm=grad_norm)
+            recorder._heartbeats.flush()  # type: ignore[attr-defined]
+        assert recorder.close()
+    told = details(lake)
+    assert [(one["rollout_id"], one["step_id"]) for one in told] == [(0, 3)] * 2 * (1 + again)
+    assert [one["grad_norm"] for one in told] == [1.0, 2.0] * (1 + again)
+    assert len(details(lake, "terminal")) == 1 + again
+    assert lake.validate().ok
+
+
+def test_a_resumed_process_numbers_no_step_that_the_trainer_does_not(lake: Lake) -> None:
+    enabled(lake).close()
+    recorder = enabled(lake, resume_rollout_id=5)
+    for step in ({}, {"step": 12}, {}):
+        recorder.begin_step(5, len(step))
+        recorder.end_step(**step)
+    recorder.close()
+    assert [one.get("step") for one in details(lake)] == [None, 12, 13]
+    assert [one.get("steps") for one in details(lake, "terminal")] == [0, 13]
+
+
+def test_a_resumed_process_that_is_told_no_number_ends_without_one(lake: Lake) -> None:
+    enabled(lake).close()
+    recorder = enabled(lake, resume_rollout_id=5)
+    with recorder.step(5, 0):
+        pass
+    recorder.close()
+    assert details(lake, "terminal") == [{"status": "ok", "steps": 0}, {"status": "ok"}]
+
+
 ODD: list[Any] = [np.float32(0.5), np.array(0.5), torch.tensor([0.5]), np.longdouble(0.5)]
 NONE: list[Any] = ["a text", [0.5, 0.5], np.zeros(3), object(), 10**400, b"1"]
 

@@ -13,11 +13,15 @@ from tests.helpers.mismatches import write_pair
 from trajreplay import Lake
 from trajreplay.query import Catalog
 from trajreplay.schema import Settings
-from trajreplay.schema.identity import ResumePoint
+from trajreplay.schema.errors import DatasetError
+from trajreplay.schema.events import HEARTBEAT, dump_detail
+from trajreplay.schema.identity import ResumePoint, make_key
 from trajreplay.schema.lakefile import open_lake
 from trajreplay.stages.gate import GateVerdict, Policy, load_gate_policy
 from trajreplay.stages.gate.checks import CHECKS_BY_NAME, judged
 from trajreplay.stages.gate.evidence import Evidence
+from trajreplay.stages.gate.gathering import _check_whole
+from trajreplay.writer import Event, commit_events
 
 SAMPLED = [[-1.0, -2.0, -0.5], [-0.25, -3.0]]
 MISMATCH = ("delta_tail", "delta_fraction", "generation_kl", "mismatch_baseline")
@@ -69,6 +73,54 @@ def test_a_chain_with_a_gap_between_its_attempts_certifies_nothing(
     reasons = [one.reason for one in verdict.checks if one.verdict == "fail"]
     wanted = ["step 5, 6, 7 is missing between those that were recorded"]
     assert reasons == (wanted if first == 8 else [])
+
+
+def uncounted(lake: Lake, attempt: int, rollout: int, steps: int = 1) -> None:
+    """Heartbeats of a rollout by a recorder that was resumed, which counts none."""
+    for step_id in range(steps):
+        key = make_key(RUN, attempt, "events", rollout, step_id, 0)
+        detail = dump_detail(HEARTBEAT, HEALTHY | {"rollout_id": rollout, "step_id": step_id})
+        commit_events(open_lake(lake.path), key, [Event(HEARTBEAT, detail)])
+
+
+@pytest.mark.parametrize("hole", [None, (0, 3), (1, 4), (1, 6)])
+@pytest.mark.parametrize("run", ["intermediate", "final"])
+def test_a_resumed_attempt_that_counts_no_steps_goes_on_from_the_one_before(
+    lake: Lake, hole: tuple[int, int] | None, run: Any
+) -> None:
+    reserve(lake, 0)
+    reserve(lake, 1, ResumePoint(0, 4))
+    for number in range(1, 7):  # the last two were done anew
+        if hole != (0, number - 1):
+            beat(lake, 0, number, HEALTHY | {"rollout_id": number - 1, "step_id": 0})
+    for rollout in range(4, 10):
+        if hole != (1, rollout):
+            uncounted(lake, 1, rollout)
+    end(lake, 1)
+    policy = Policy(checks={"attempt": {}, "complete": {}}, max_steps=10, run=run)
+    verdict = gated(lake, policy, 0, 1)
+    assert (not verdict.failing) is (hole is None), [one.reason for one in verdict.checks]
+    assert gated(lake, policy, 1).failing  # alone, it does not say which steps these are
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=5), st.integers(1, 3))
+def test_steps_without_number_are_counted_only_where_none_can_be_missing(
+    steps: list[int], usual: int
+) -> None:
+    places = [(rollout, at) for rollout, count in enumerate(steps) for at in range(count)]
+    given_now = {(1, place): [(0, {"loss": 1.0})] for place in places}
+    counted = {1: [(0, 0, {"rollout_id": 0, "step_id": at}) for at in range(usual)]}
+    last = max((rollout for rollout, count in enumerate(steps) if count), default=0)
+    first = max(usual, steps[0])
+    whole = all(one == first for one in [first, *steps[1:last]]) and (
+        not last or steps[last] <= first
+    )
+    try:
+        _check_whole(counted, given_now)
+    except DatasetError:
+        assert not whole
+    else:
+        assert whole
 
 
 @given(st.sets(st.integers(1, 12), min_size=1), st.booleans())
