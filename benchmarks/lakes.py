@@ -1,7 +1,7 @@
 """What is measured, written twice: into a lake by trajreplay, into directories by the baseline."""
 
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -73,8 +73,17 @@ def _write_both(twins: Twins, draw: Callable[[int], Step], rollout_id: int) -> N
     baseline.write_step(twins.tree, rollout_id, step)
 
 
-def capture_step(lake: Lake, rollout_id: int, step: Step) -> None:
-    """Capture one step with all that its six stages read and gave."""
+def capture_step(
+    lake: Lake, rollout_id: int, step: Step, scalars: Mapping[str, float] | None = None
+) -> None:
+    """Capture one step with all that its six stages read and gave.
+
+    Args:
+        lake: Where to.
+        rollout_id: Its rollout.
+        step: The step.
+        scalars: Other recorded outputs of `loss.policy` than those that it gave.
+    """
     samples = [
         SampleRecord(
             sample_id=f"s-{row}",
@@ -100,14 +109,14 @@ def capture_step(lake: Lake, rollout_id: int, step: Step) -> None:
         capture.samples(samples)
         for name, values in step.token_columns().items():
             capture.tensor(name, torch.from_numpy(values))
-        scalars = step.scalars
+        recorded = step.scalars if scalars is None else scalars
         capture.expected(
             "loss.policy",
-            loss=scalars["loss"],
-            pg_loss=scalars["pg_loss"],
-            entropy_loss=scalars["entropy_loss"],
-            pg_clipfrac=scalars["pg_clipfrac"],
-            ppo_kl=scalars["ppo_kl"],
+            loss=recorded["loss"],
+            pg_loss=recorded["pg_loss"],
+            entropy_loss=recorded["entropy_loss"],
+            pg_clipfrac=recorded["pg_clipfrac"],
+            ppo_kl=recorded["ppo_kl"],
         )
 
 

@@ -84,6 +84,8 @@ def write_explained(
 
     from trajreplay.stages.explain import clusters
 
+    for one in found.not_loaded:
+        output.note(f"faults that are not tried: {one}")
     rows = [one.to_json() for one in (clusters(found) if across else found.explanations)]
     if output.format != "json" and not (with_report and output.is_text):
         output.note_refused(found.report.refused)

@@ -30,6 +30,10 @@ def faults(name: str | None, output: Output) -> None:
     """
     import pyarrow as pa
 
+    from trajreplay.stages.faults import not_loaded
+
+    for failed in not_loaded():
+        output.note(f"faults that are not listed: {failed}")
     if name is None:
         output.rows(pa.Table.from_pylist(fault_rows()), cell_width=None)
         return

@@ -116,7 +116,7 @@ def _shares(
             samples[one.samples] += share * (losses.denominators.shares if by_batch else 1.0)
             covered[one.samples] = True
     lengths = block.packed.offsets.diff()
-    return samples.repeat_interleave(lengths) * losses.token_shares, covered.repeat_interleave(
+    return samples.repeat_interleave(lengths) * losses.token_shares(), covered.repeat_interleave(
         lengths
     )
 

@@ -17,6 +17,7 @@ from trajreplay.stages.contract_checks.metrics import audited
 from trajreplay.stages.coverage import POLICY, judge_coverage, name_unstated_terms
 from trajreplay.stages.gradients import judge_gradients
 from trajreplay.stages.kernels import scatter_sum_error
+from trajreplay.stages.least_wrong import least_wrong
 from trajreplay.stages.outputs import (
     Recorded,
     is_stated,
@@ -114,12 +115,14 @@ class Scalar:
         divergence: The recorded and the recomputed value.
         tolerance: What is a pass.
         slack: Gives the bound inside which a difference is precision.
+        least_wrong: Gives, for less work, a larger difference than any that is precision.
         exact: The very value that a pass must have; None where any will do.
     """
 
     divergence: Divergence
     tolerance: Tolerance
     slack: Callable[[], float]
+    least_wrong: Callable[[], float]
     exact: float | None = None
 
 
@@ -142,6 +145,9 @@ def summed_scalars(block: Block, one: Recorded, losses: SampleLosses) -> Iterato
         apart_error = losses.apart_error(one)
         return own + (apart_error / weight if apart_error else 0.0)
 
+    def least() -> float:
+        return least_wrong(block.settings.loss, losses, name, one.samples, by_batch=by_batch)
+
     narrow = _in_float32(losses, one, divisor) if block.exact else (None, None)
     value = output.scale * (total / divisor + apart)
     pairs = [(name, output.value, value, weight, narrow[0])]
@@ -163,7 +169,13 @@ def summed_scalars(block: Block, one: Recorded, losses: SampleLosses) -> Iterato
                 f"{field}[{output.micro_batch_id}]", recorded, recomputed, rank=one.entry.key.rank
             )
         scaled = replace(tolerance, atol=tolerance.atol * min(1.0, factor))
-        yield Scalar(divergence, scaled, lambda f=factor: f * slack(), exact)  # type: ignore[misc]
+        yield Scalar(
+            divergence,
+            scaled,
+            lambda f=factor: f * slack(),  # type: ignore[misc]
+            lambda f=factor: f * least(),  # type: ignore[misc]
+            exact,
+        )
 
 
 def _in_float32(losses: SampleLosses, one: Recorded, divisor: float) -> tuple[float, float]:

@@ -38,7 +38,7 @@ def warn_of_batch_rewards(block: Block) -> None:
         if cohort.whole and bool(off) and abs(float(mine.mean())) <= small:
             cohort.report.findings.append(
                 Finding(
-                    "reward.batch-mean",
+                    "group.one-block",
                     "warning",
                     f"the rewards of {int(off)} samples do not centre in their groups, and all "
                     "together do: they look normalised over the batch or over other groups",
@@ -65,7 +65,7 @@ def warn_of_constant_groups(block: Block, equal: Callable[[], Tensor], looks: li
         if look.undecided and count:
             cohort.report.findings.append(
                 Finding(
-                    "reward.constant-group",
+                    "group.constant",
                     "warning",
                     f"{count} samples are in groups of equal rewards: their float32 deviation is a "
                     f"rounding error over epsilon, up to {look.max_abs_error:.3g} instead of 0",

@@ -23,7 +23,7 @@ from trajreplay.stages.compose import (
     processed_rewards_error,
     summed_tokens,
 )
-from trajreplay.stages.group_sizes import group_size_looks
+from trajreplay.stages.group_sizes import group_size_looks, odd_group
 from trajreplay.stages.kernels import (
     accumulation_factor,
     group_rewards,
@@ -52,6 +52,9 @@ def replay_reward_post_process(block: Block) -> None:
     if settings.grouping != "none":
         sizes = group_size_looks(block, compared.disagree)
         looks = [look.merged(size) for look, size in zip(looks, sizes, strict=True)]
+        for cohort, size in zip(block.cohorts, sizes, strict=True):
+            odd = odd_group(size)
+            cohort.report.findings += [odd] if odd is not None else []
     if block.kernel(_STAGE) is None:
         warn_of_constant_groups(block, lambda: _equal(block, raw), looks)
     looks = isolated.with_echoes(looks)

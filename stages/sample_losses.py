@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
-from itertools import product
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch import Tensor
 from trajreplay.schema.errors import StageError
 from trajreplay.stages.aggregates import TERMS, Aggregates
 from trajreplay.stages.block import Block
-from trajreplay.stages.compose import SHARE, PolicyTerms, evaluation_slack
+from trajreplay.stages.compose import PolicyTerms, evaluation_slack
 from trajreplay.stages.coverage import POLICY
 from trajreplay.stages.denominators import Denominators
 from trajreplay.stages.kernels import (
@@ -38,19 +37,24 @@ class SampleLosses:
         block: The cohorts.
         stage: `loss.policy` or `loss.value`.
         replaced: Columns to read instead of the recorded ones.
+
+    Attributes:
+        of_tokens: What the loss is made of.
+        tokens: Its terms at each token.
+        offsets: (S+1,) int64. Where the tokens of each sample begin.
     """
 
     def __init__(self, block: Block, stage: str, replaced: dict[str, Tensor]) -> None:
         self._stage, self._all, self._settings = stage, block.settings, block.settings.loss
         self.of_tokens = TokenLosses(block, stage, replaced)
-        self._offsets, self._weights = block.packed.offsets, self.of_tokens.weights
+        self.offsets, self._weights = block.packed.offsets, self.of_tokens.weights
         self._trajectories = self.of_tokens.trajectories
         self._micro_batches = self.of_tokens.micro_batches
-        self._tokens = self.of_tokens.terms()
+        self.tokens = self.of_tokens.terms()
         self._likelihood: Likelihood | None = None
-        if stage == POLICY and self._settings.nll_coef and "loss" not in self._tokens.terms:
+        if stage == POLICY and self._settings.nll_coef and "loss" not in self.tokens.terms:
             assert self._micro_batches is not None  # the capability matrix asks for them
-            summed = self.of_tokens.weighted(self._tokens.summed)
+            summed = self.of_tokens.weighted(self.tokens.summed)
             log_probs = self.of_tokens.columns["log_probs"]
             self._likelihood = Likelihood.of(block, log_probs, summed, self._micro_batches)
         self._summed: dict[bool, tuple[Tensor, dict[str, float]]] = {}
@@ -113,7 +117,7 @@ class SampleLosses:
     @cached_property
     def _terms_apart(self) -> tuple[str, ...]:
         """The terms of the loss that have a mean of their own."""
-        whole = self._stage != POLICY or "loss" in self._tokens.terms
+        whole = self._stage != POLICY or "loss" in self.tokens.terms
         return () if whole else tuple(one for one in self.aggregates.apart if one in self.means)
 
     @property
@@ -125,16 +129,16 @@ class SampleLosses:
     @cached_property
     def means(self) -> dict[str, MaskedMean]:
         """Masked mean, numerator and denominator of each sample, by field."""
-        return self._with_loss(self._means(self._tokens))
+        return self._with_loss(self._means(self.tokens))
 
     def _means(self, tokens: PolicyTerms) -> dict[str, MaskedMean]:
         weights, counted = (
             self.of_tokens.weighted(tokens.summed),
             self.of_tokens.weighted(tokens.counted),
         )
-        counts = self._divided(segment_sum(counted, self._offsets))
+        counts = self._divided(segment_sum(counted, self.offsets))
         means = {
-            name: seq_mean_token_mean(values.double(), weights, self._offsets, denominator=counts)
+            name: seq_mean_token_mean(values.double(), weights, self.offsets, denominator=counts)
             for name, values in tokens.terms.items()
         }
         if self._shared is None:
@@ -194,25 +198,24 @@ class SampleLosses:
     def float32(self) -> Float32Losses:
         """The same in float32, summed in the order of tokens and samples."""
         tokens = self.of_tokens.in_float32()
-        counts = self._divided(plain_sums(tokens.counted, self._offsets))
+        counts = self._divided(plain_sums(tokens.counted, self.offsets))
         if self._shared is not None:
             counts = self._shared.float()
         means: dict[str, MaskedMean] = {}
         for name, values in tokens.terms.items():
             kept = torch.where(tokens.summed, values, 0.0)
-            numerator = plain_sums(kept, self._offsets)
+            numerator = plain_sums(kept, self.offsets)
             means[name] = MaskedMean(numerator / counts, numerator, counts)
         means = self._with_loss(means)
         return Float32Losses(means, {name: self.aggregates.by_mean(name) for name in means})
 
-    @cached_property
-    def token_shares(self) -> Tensor:
+    def token_shares(self, name: str = "pg_loss") -> Tensor:
         """(N,) float64. What a term at a token adds to what its sample enters totals with."""
-        summed = self.of_tokens.weighted(self._tokens.summed)
-        if not self.aggregates.by_mean("pg_loss"):
+        summed = self.of_tokens.weighted(self.tokens.summed)
+        if not self.aggregates.by_mean(name):
             return summed
-        divisors = self.means["pg_loss"].denominator if self._shared is None else self._shared
-        return summed / divisors.repeat_interleave(self._offsets.diff())
+        divisors = self.means[name].denominator if self._shared is None else self._shared
+        return summed / divisors.repeat_interleave(self.offsets.diff())
 
     @cached_property
     def _stacked(self) -> Tensor:
@@ -237,7 +240,7 @@ class SampleLosses:
         return Aggregates(
             self._all,
             self._stage,
-            segment_sum(self._weights, self._offsets),
+            segment_sum(self._weights, self.offsets),
             self._counted,
             self._trajectories,
             self._micro_batches,
@@ -246,7 +249,7 @@ class SampleLosses:
     @cached_property
     def _counted(self) -> Tensor:
         """(S,) The tokens of each sample that a mean divides by."""
-        return segment_sum(self.of_tokens.weighted(self._tokens.counted), self._offsets)
+        return segment_sum(self.of_tokens.weighted(self.tokens.counted), self.offsets)
 
     def total_errors(self, name: str, samples: Tensor, *, by_batch: bool = False) -> MeanError:
         """How far what samples add to a total may be off."""
@@ -264,13 +267,13 @@ class SampleLosses:
         if (plain := self.of_tokens.plain_errors()) is not None:
             return plain
         tokens = self.of_tokens.in_float32()
-        if tokens.terms.keys() != self._tokens.terms.keys():
-            found, expected = (", ".join(one.terms) for one in (tokens, self._tokens))
+        if tokens.terms.keys() != self.tokens.terms.keys():
+            found, expected = (", ".join(one.terms) for one in (tokens, self.tokens))
             raise StageError(f"{self._stage}: gives {found} in float32, expected {expected}")
         rounded = self._with_loss(self._means(tokens))
         sizes = self._means(
-            self._tokens._replace(
-                terms={name: values.abs() for name, values in self._tokens.terms.items()}
+            self.tokens._replace(
+                terms={name: values.abs() for name, values in self.tokens.terms.items()}
             )
         )
         absolute = {name: one.mean for name, one in sizes.items()}
@@ -286,20 +289,22 @@ class SampleLosses:
             for name, exact in self.means.items()
         }
         if not self.of_tokens.of_kernel:
-            for share, against in product((SHARE, -SHARE), repeat=2):
-                self._add_undecided(slack, share, against)
+            for bounds, times in self.of_tokens.moved_bounds():
+                self._add_undecided(slack, bounds, times)
         return {name: MeanError(slack[name], absolute[name]) for name in slack}
 
-    def _add_undecided(self, slack: dict[str, Tensor], share: float, against: float) -> None:
+    def _add_undecided(
+        self, slack: dict[str, Tensor], bounds: tuple[float, float], times: int
+    ) -> None:
         """Add what a mean differs by if bounds are moved by as much as rounding may."""
+        share, against = bounds
         tokens = self.of_tokens.terms(share=share, against=against)
         moved = self._with_loss(self._means(tokens))
-        changed = (
-            segment_sum(self.of_tokens.weighted(tokens.counted), self._offsets) - self._counted
-        )
+        changed = segment_sum(self.of_tokens.weighted(tokens.counted), self.offsets) - self._counted
         for name, exact in self.means.items():
             numerator = (moved[name].numerator - exact.numerator).abs()
             # A token that is not counted any more changes what the others are divided by.
             others = changed.abs() * exact.mean.abs().max() if len(changed) else changed
             by_token = (numerator + others) / exact.denominator
-            slack[name] += torch.maximum(by_token, (moved[name].mean - exact.mean).abs())
+            off = torch.maximum(by_token, (moved[name].mean - exact.mean).abs())
+            slack[name] += times * off

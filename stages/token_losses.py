@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from trajreplay.schema.settings import LossSettings
 from trajreplay.stages.block import Block
 from trajreplay.stages.capability import is_plain
 from trajreplay.stages.compose import (
+    SHARE,
     LossInputs,
     PolicyTerms,
     moved_bounds,
@@ -91,6 +94,22 @@ class TokenLosses:
             against: How far those of train against rollout are.
         """
         return self._terms(self.columns, share, against)
+
+    def moved_bounds(self) -> Iterator[tuple[tuple[float, float], int]]:
+        """The ways in which rounding moves the bounds: `share` and `against` of `terms`.
+
+        Yields:
+            Each way that gives another loss, and how many of the four give that one.
+        """
+        found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        for share, against in product((SHARE, -SHARE), repeat=2):
+            value = moved_value_bounds(self._all.value, share)
+            alike = repr(self._moved(share, against)), repr(value)
+            found.setdefault(alike, []).append((share, against))
+        own = repr(self._all.loss), repr(self._all.value)
+        for alike, ways in found.items():
+            if alike != own:
+                yield ways[0], len(ways)
 
     def in_float32(self) -> PolicyTerms:
         """The terms at each token in float32."""

@@ -121,9 +121,8 @@ def changed_settings(settings: Settings, changes: Mapping[str, Any]) -> Settings
     """
     if not changes:
         return settings
-    found = with_changes(settings, changes)
     # Distillation is a term of the advantages: what a changed loss says nothing of.
     kept = () if "advantage.opd_coef" in changes else ("opd",)
     terms = [one for one in LOSS_TERMS if one not in kept]
     unsaid = [f"loss.{one}" for one in terms if f"loss.{one}" not in changes]
-    return with_changes(found, dict.fromkeys(unsaid))
+    return with_changes(settings, {**changes, **dict.fromkeys(unsaid)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from types import MappingProxyType
 from typing import Any
 
 from trajreplay.schema.canonical import read_float
@@ -156,9 +157,15 @@ def _made(default: Any, kind: Kind) -> Any:
     return field(default=default, metadata={"kind": kind})
 
 
-def kinds(section: type) -> dict[str, Kind]:
+_known: dict[type, Mapping[str, Kind]] = {}
+
+
+def kinds(section: type) -> Mapping[str, Kind]:
     """The kind of each field of a section."""
-    return {one.name: one.metadata["kind"] for one in fields(section)}
+    if section not in _known:
+        found = {one.name: one.metadata["kind"] for one in fields(section)}
+        _known[section] = MappingProxyType(found)
+    return _known[section]
 
 
 def check_section(section: object) -> None:

@@ -89,9 +89,9 @@ def _cluster(
         for one in explained.report.cohorts
         if one.run_id == run_id and _is_judged(one, stage, diverged)
     ]
-    sentence = (
-        first.told or first.note or "; ".join(["no known fault reproduces this", *first.residual])
-    )
+    failed = list(dict.fromkeys(said for one in found for said in one.failed))
+    nothing = [first.nothing_known, *first.residual, *(f"not tried: {one}" for one in failed)]
+    sentence = first.told or first.note or "; ".join(nothing)
     return Cluster(
         run_id,
         stage,

@@ -91,6 +91,7 @@ class Explanation:
             this one, or where many before had no explanation.
         warns: Whether it is a warning of a check, by which no stage diverged.
         weights: The newest weight version that sampled it, where that was captured.
+        failed: Faults that could not be tried, as one of an installed package may fail, and why.
     """
 
     cohort: Cohort
@@ -108,6 +109,7 @@ class Explanation:
     searched: bool = True
     warns: bool = False
     weights: int | None = None
+    failed: list[str] = field(default_factory=list)
 
     @property
     def first(self) -> Hypothesis | None:
@@ -140,7 +142,20 @@ class Explanation:
             parts.append(f"On this cohort the same as: {'; '.join(others[:_SHOWN])}{more}.")
         if not self.searched:
             parts.append(f"{UNSEARCHED[0].upper()}{UNSEARCHED[1:]}.")
-        return " ".join([*parts, look])
+        return " ".join([*parts, *self._not_tried, look])
+
+    @property
+    def nothing_known(self) -> str:
+        """That nothing explains it, in words."""
+        tried = " that could be tried" if self.failed else ""
+        return f"no known fault{tried} reproduces this"
+
+    @property
+    def _not_tried(self) -> list[str]:
+        if not self.failed:
+            return []
+        more = f" and {len(self.failed) - _SHOWN} more" if len(self.failed) > _SHOWN else ""
+        return [f"Not tried: {'; '.join(self.failed[:_SHOWN])}{more}."]
 
     @property
     def _audited(self) -> list[str]:
@@ -157,7 +172,7 @@ class Explanation:
         differ = f"{self.differ} of {self.of} {self.noun} differ"
         start = "" if self.searched else f"{UNSEARCHED}: "
         parts = [
-            f"{self.stage}: {start}no known fault reproduces this",
+            f"{self.stage}: {start}{self.nothing_known}",
             f"({differ}, by up to {_short(self.misses_by)}).",
         ]
         parts += self._audited
@@ -166,7 +181,7 @@ class Explanation:
         if self.nearest is not None:
             near = self.nearest
             parts.append(f"Nearest: {near.sentence}, which gives {near.agree} of {near.values}.")
-        return " ".join(parts)
+        return " ".join([*parts, *self._not_tried])
 
     def to_json(self) -> dict[str, Any]:
         """All facts as JSON values."""
@@ -186,6 +201,7 @@ class Explanation:
             "searched": self.searched,
             "warns": self.warns,
             "weights": self.weights,
+            "failed": self.failed,
         }
 
 

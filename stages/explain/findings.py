@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from trajreplay.query import Cohort
 from trajreplay.stages.explain.explanation import Explanation, Hypothesis
 from trajreplay.stages.faults import Fault, reported
 from trajreplay.stages.report import CohortReport, Finding
+
+_SHOWN = 3
 
 
 def explain_findings(
@@ -30,6 +32,45 @@ def explain_findings(
         found = Explanation(place, stage, told=_said(finding), warns=severity == "warning")
         found.hypotheses.append(named(fault, found.told))
         yield found
+
+
+def unnamed_findings(
+    report: CohortReport, place: Cohort, faults: Sequence[Fault], explained: Collection[str]
+) -> Iterator[Explanation]:
+    """What is wrong with a cohort by findings that are the name of no fault, each check once.
+
+    Args:
+        report: What a replay found of a cohort.
+        place: Its coordinates.
+        faults: The catalogue.
+        explained: Checks of which more is known.
+    """
+    known = {one.id for one in faults} | {*explained}
+    alike: dict[tuple[str, str], list[Finding]] = {}
+    for one in report.findings:
+        if one.severity == "error" and one.stage is not None and one.check not in known:
+            alike.setdefault((one.stage, one.check), []).append(one)
+    for (stage, _), found in alike.items():
+        more = f", and {len(found) - 1} more like it" if len(found) > 1 else ""
+        yield Explanation(place, stage, note=f"no known fault: {_said(found[0])}{more}")
+
+
+def unexplained_stage(report: CohortReport, place: Cohort, stage: str) -> Explanation:
+    """A stage that diverged of which nothing else is known: its first divergences.
+
+    Args:
+        report: What a replay found of a cohort.
+        place: The cohort of which the stage is.
+        stage: The stage.
+    """
+    (result,) = [one for one in report.stages if one.stage == stage]
+    said = [
+        f"{one.field}{f' of {one.sample_id}' if one.sample_id else ''} is {one.recorded:.6g}, "
+        f"expected {one.recomputed:.6g}"
+        for one in result.divergences[:_SHOWN]
+    ]
+    said += [result.message] if result.message else []
+    return Explanation(place, stage, note=f"no known fault: {'; '.join(said) or 'it diverged'}")
 
 
 def named(fault: Fault, sentence: str, values: int = 0) -> Hypothesis:

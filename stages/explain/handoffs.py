@@ -14,6 +14,7 @@ from trajreplay.stages.checks import source_pairs
 from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.explain.explanation import Explanation
 from trajreplay.stages.explain.findings import named
+from trajreplay.stages.explain.trying import handed_by
 from trajreplay.stages.faults import Fault
 from trajreplay.stages.faults.fault import Handed
 from trajreplay.stages.packed import list_lengths, packed_values
@@ -33,7 +34,7 @@ def explain_handoffs(
     sources: Sources,
     place: Cohort,
     faults: Sequence[Fault],
-) -> Iterator[Explanation]:
+) -> Iterator[tuple[str, Explanation]]:
     """Search what reproduces each column that a step consumed otherwise than it was recorded.
 
     Args:
@@ -42,13 +43,18 @@ def explain_handoffs(
         sources: Its rollouts.
         place: Its coordinates.
         faults: The catalogue.
+
+    Yields:
+        Each column that both sides hold, and what is known of it.
     """
     broken = {
         one.check.removeprefix("handoff.") for one in report.findings if one.stage == "sample"
     }
     names = [name for name in _NUMBERS if name in broken & {*cohort.table.column_names}]
     for given in _handed(cohort, sources, names):
-        yield explain_column(given, "sample", place, faults)
+        found = explain_column(given, "sample", place, faults)
+        if found.differ:
+            yield given.column, found
 
 
 def explain_column(
@@ -71,7 +77,7 @@ def explain_column(
     for fault in faults:
         if fault.hands is None or fault.stage != stage:
             continue
-        for values, detail in fault.hands(given):
+        for values, detail in handed_by(fault, given, found.failed):
             if len(values) == len(given.recorded) and bool(_equal(given.recorded, values).all()):
                 said = f"{given.column}: {detail}"
                 if stage == "sample" and not detail.startswith("the "):
@@ -110,7 +116,7 @@ def _handed(cohort: LoadedCohort, sources: Sources, names: Sequence[str]) -> Ite
     for attempt, rollout in sorted(source_pairs(table)):
         source = sources.find(run_id, attempt, rollout)
         if isinstance(source, str):
-            return
+            continue  # what the others hold is explained all the same
         mine = ((attempts == attempt) & (rollouts == rollout)).nonzero()[0]
         theirs = source.rows_of(table["sample_id"].take(pa.array(mine)))
         matched.append((source, mine[theirs >= 0], theirs[theirs >= 0]))

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 from trajreplay.query import Catalog, Cohort, Selection, select
 from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.explain.explanation import Explanation
-from trajreplay.stages.explain.findings import explain_findings
+from trajreplay.stages.explain.findings import (
+    explain_findings,
+    unexplained_stage,
+    unnamed_findings,
+)
 from trajreplay.stages.explain.handoffs import explain_handoffs
 from trajreplay.stages.explain.non_finite import FirstNonFinite, first_non_finite
 from trajreplay.stages.explain.raw_rewards import explain_raw_rewards
 from trajreplay.stages.explain.rounding import Rounded, rounded_stages
 from trajreplay.stages.explain.search import explain_stage
-from trajreplay.stages.faults import Fault, catalogue
+from trajreplay.stages.faults import Fault, catalogue, not_loaded
 from trajreplay.stages.judge import DEFAULT_MEMORY_BYTES, one_thread
 from trajreplay.stages.plan import replay
 from trajreplay.stages.report import CohortReport, Report
@@ -37,12 +41,14 @@ class Explained:
         explanations: By cohort: errors of contract checks, what diverged, their warnings.
         non_finite: Of diverged cohorts that hold NaN or infinities, where the first one entered.
         rounded: Stages that differ, and by no more than dtype and reduction order explain.
+        not_loaded: Why faults of installed packages were not tried at all.
     """
 
     report: Report
     explanations: list[Explanation] = field(default_factory=list)
     non_finite: list[FirstNonFinite] = field(default_factory=list)
     rounded: list[Rounded] = field(default_factory=list)
+    not_loaded: tuple[str, ...] = ()
 
     def of(self, cohort: CohortReport) -> list[Explanation]:
         """What is known of one cohort of the report."""
@@ -56,6 +62,7 @@ class Explained:
             "explanations": [one.to_json() for one in self.explanations],
             "non_finite": [one.to_json() for one in self.non_finite],
             "rounded": [one.to_json() for one in self.rounded],
+            "not_loaded": list(self.not_loaded),
         }
 
 
@@ -72,17 +79,17 @@ def explain(
 
     Raises:
         QueryError: The selection is wrong or selects nothing.
-        StageError: A fault of an installed package cannot be loaded.
     """
     faults = catalogue()
     report = replay(catalog, selection, memory_bytes=memory_bytes, progress=progress, **options)
-    explained = Explained(report, rounded=rounded_stages(report))
+    explained = Explained(report, rounded=rounded_stages(report), not_loaded=not_loaded())
     whole = WholeCohorts(catalog, select(catalog, selection), memory_bytes=memory_bytes)
     by_place = {_place(one): one for one in report.cohorts}
     explained.explanations += _findings(report, "error", faults)
     unexplained = Counter[str]()
-    known: dict[str, list[tuple[str, ...]]] = {}  # by stage, what explained a cohort before
+    explaining: dict[str, list[tuple[str, ...]]] = {}  # by stage, what explained a cohort before
     told = {(one.cohort, one.stage) for one in explained.explanations}
+    handed: set[tuple[Cohort, str]] = set()
     for place, stages in _diverged(report, whole):
         loaded = whole.load(place)
         if isinstance(loaded, LoadedCohort):
@@ -92,9 +99,11 @@ def explain(
             one = Explanation(place, stage, weights=_newest_weights(loaded))
             if stage == "sample":
                 if isinstance(loaded, LoadedCohort) and place.step_id is not None:
-                    explained.explanations += explain_handoffs(
+                    for column, known in explain_handoffs(
                         loaded, by_place[place], whole.sources, place, faults
-                    )
+                    ):
+                        handed.add((place, f"handoff.{column}"))
+                        explained.explanations.append(known)
                 continue
             if stage == "reward.raw":
                 if isinstance(loaded, LoadedCohort):
@@ -104,7 +113,7 @@ def explain(
             if isinstance(loaded, CohortReport):
                 one.note = f"cannot be explained: {loaded.refusal or 'nothing can be recomputed'}"
             else:
-                before = known.setdefault(stage, [])
+                before = explaining.setdefault(stage, [])
                 tired = unexplained[stage] >= SEARCHES
                 explain_stage(block_of(loaded), stage, one, faults, before, only_first=tired)
                 unexplained[stage] += one.first is None
@@ -112,6 +121,7 @@ def explain(
                 if not one.differ and not one.told and (place, stage) in told:
                     continue  # a check says why
             explained.explanations.append(one)
+    explained.explanations += _rest(report, whole, faults, handed, explained.explanations)
     explained.explanations += _findings(report, "warning", faults)
     explained.explanations.sort(key=lambda one: one.cohort.order)
     return explained
@@ -120,6 +130,30 @@ def explain(
 def _findings(report: Report, severity: str, faults: Sequence[Fault]) -> Iterator[Explanation]:
     for cohort in report.cohorts:
         yield from explain_findings(cohort, _place(cohort), severity, faults)
+
+
+def _rest(
+    report: Report,
+    whole: WholeCohorts,
+    faults: Sequence[Fault],
+    handed: Set[tuple[Cohort, str]],
+    known: Sequence[Explanation],
+) -> list[Explanation]:
+    """Of what diverged and nothing is known of, what a replay says of it."""
+    found: list[Explanation] = []
+    for cohort in report.cohorts:
+        place = _place(cohort)
+        checks = {check for one, check in handed if one == place}
+        found += unnamed_findings(cohort, place, faults, checks)
+    told = {(one.cohort, one.stage) for one in (*known, *found)}
+    for cohort in report.cohorts:
+        place = _place(cohort)
+        for stage in (one.stage for one in cohort.stages if one.verdict == "diverged"):
+            owners = [place, *whole.declaring(place, stage)]
+            if not any((owner, stage) in told for owner in owners):
+                found.append(unexplained_stage(cohort, owners[-1], stage))
+                told.add((owners[-1], stage))
+    return found
 
 
 def _diverged(report: Report, whole: WholeCohorts) -> Iterator[tuple[Cohort, list[str]]]:

@@ -3,56 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
-
-import torch
 
 from trajreplay.schema.errors import TrajReplayError
 from trajreplay.stages.block import Block
 from trajreplay.stages.explain.explanation import Explanation, Hypothesis
-from trajreplay.stages.explain.findings import named
+from trajreplay.stages.explain.fit import Fit, can_join, fit_of, fit_pair, largest_error
 from trajreplay.stages.explain.residual import residual_shape
-from trajreplay.stages.faults import Fault, Told, reported
-from trajreplay.stages.group_sizes import group_size_looks
+from trajreplay.stages.explain.trying import told_of
+from trajreplay.stages.faults import Fault, reported
 from trajreplay.stages.values import Values, recompute
 from trajreplay.stages.variants import Variant, varied
 
-# Singles that are combined: the most that a search of one stage recomputes is half its square.
-PAIRED = 14
+# Singles that are combined, and settings beside them: of half the square of both together, a search
+# of one stage recomputes those pairs that can be right by what each moves.
+PAIRED, BESIDE = 14, 10
 # Values that have to differ before pairs are tried: two mistakes at once fit a few by chance.
 EVIDENCE = 3
-SHORT = "group.short"
-
-
-@dataclass(frozen=True, eq=False)
-class Fit:
-    """How a hypothesis fits: what it was, and how much of what was recorded it gives."""
-
-    told: tuple[tuple[Fault, Told], ...]
-    order: int
-    values: int
-    agree: int
-    max_error: float
-    undecided: int
-    repaired: frozenset[str]
-    moved: bool
-
-    @property
-    def faults(self) -> tuple[str, ...]:
-        """The ids of its faults."""
-        return tuple(fault.id for fault, _ in self.told)
-
-    @property
-    def reproduces(self) -> bool:
-        """Whether it gives all of it."""
-        return self.agree == self.values
-
-    @property
-    def rank(self) -> tuple[int, int, float]:
-        """Fits of lower rank are believed first: exact before bounded, then as in the catalogue."""
-        return int(self.undecided > 0), len(self.told), self.order
 
 
 def explain_stage(
@@ -82,18 +50,19 @@ def explain_stage(
         return
     _describe(explanation, base)
     if not explanation.differ:
-        _agreement(block, stage, explanation, faults)
+        explanation.note = "values agree when the whole cohort is recomputed from its own columns"
         return
     mine = [(order, one) for order, one in enumerate(faults) if one.stage == stage and one.tries]
-    fits = _known(block, stage, mine, base, first)
+    failed = explanation.failed
+    fits = _known(block, stage, mine, base, first, failed)
     explanation.searched = not fits and not only_first
     if explanation.searched:
-        tried = list(_singles(block, stage, mine, base))
-        fits = [one for one in tried if one.reproduces]
+        found = list(_singles(block, stage, mine, base, failed))
+        fits = [one for one in found if one.reproduces]
         if not fits:
-            fits = [one for one in _pairs(block, stage, tried, base) if one.reproduces]
+            fits = [one for one in _pairs(block, stage, found, base, failed) if one.reproduces]
         if not fits:
-            nearest = max(tried, key=lambda one: (one.agree, -one.order), default=None)
+            nearest = max(found, key=lambda one: (one.agree, -one.order), default=None)
             if nearest is not None and nearest.agree > explanation.of - explanation.differ:
                 explanation.nearest = _hypothesis([nearest])
     if not fits:
@@ -110,21 +79,24 @@ def _known(
     faults: Sequence[tuple[int, Fault]],
     base: list[Values],
     first: Sequence[tuple[str, ...]],
+    failed: list[str],
 ) -> list[Fit]:
     """What explained a cohort before and does this one, too: singles, or else pairs."""
     ids = {one for known in first for one in known}
-    tried = list(_singles(block, stage, [pair for pair in faults if pair[1].id in ids], base))
-    fits = [one for one in tried if one.reproduces]
+    found = list(
+        _singles(block, stage, [pair for pair in faults if pair[1].id in ids], base, failed)
+    )
+    fits = [one for one in found if one.reproduces]
     if fits:
         return fits
     pairs = {frozenset(one) for one in first if len(one) > 1}
-    moving = [one for one in tried if one.moved]
-    found = (
-        _fit_pair(block, stage, one, other, base)
+    moving = [one for one in found if one.moved]
+    joined = (
+        fit_pair(block, stage, one, other, base, failed)
         for one, other in combinations(moving, 2)
         if frozenset(one.faults + other.faults) in pairs
     )
-    return [one for one in found if one is not None and one.reproduces]
+    return [one for one in joined if one is not None and one.reproduces]
 
 
 def _describe(explanation: Explanation, base: list[Values]) -> None:
@@ -135,96 +107,41 @@ def _describe(explanation: Explanation, base: list[Values]) -> None:
     explanation.audit = {
         one.field: (int((one.disagree & one.counts).sum()), int(one.counts.sum())) for one in base
     }
-    explanation.misses_by = max([_largest(one, one.disagree & one.counts) for one in base] or [0.0])
-
-
-def _largest(one: Values, where: torch.Tensor) -> float:
-    error = (one.recorded - one.recomputed).abs()[where]
-    error = error[~(one.recorded[where].isnan() & one.recomputed[where].isnan())]
-    return float(error.max()) if len(error) else 0.0
-
-
-def _agreement(block: Block, stage: str, explanation: Explanation, faults: Sequence[Fault]) -> None:
-    """Why a stage diverged whose recorded values are right."""
-    own = block.settings.reward
-    sized = stage == "reward.post_process" and own.grouping != "none"
-    if not sized or not group_size_looks(block, None)[0].mismatches:
-        explanation.note = "values agree when the whole cohort is recomputed from its own columns"
-        return
-    size = own.n_samples_per_prompt
-    said = f"values agree; groups are not of {size} members: some were lost or are not here"
-    explanation.told = said
-    explanation.hypotheses = [named(one, said) for one in faults if one.id == SHORT]
+    explanation.misses_by = max(
+        [largest_error(one, one.disagree & one.counts) for one in base] or [0.0]
+    )
 
 
 def _singles(
-    block: Block, stage: str, faults: Sequence[tuple[int, Fault]], base: list[Values]
+    block: Block,
+    stage: str,
+    faults: Sequence[tuple[int, Fault]],
+    base: list[Values],
+    failed: list[str],
 ) -> Iterator[Fit]:
     for order, fault in faults:
-        assert fault.tries is not None
-        for told in fault.tries(block):
-            fit = _fit(block, stage, ((fault, told),), order, base)
+        for told in told_of(fault, block, failed):
+            fit = fit_of(block, stage, ((fault, told),), order, base, failed)
             if fit is not None:
                 yield fit
 
 
-def _pairs(block: Block, stage: str, tried: list[Fit], base: list[Values]) -> Iterator[Fit]:
+def _pairs(
+    block: Block, stage: str, singles: list[Fit], base: list[Values], failed: list[str]
+) -> Iterator[Fit]:
     """Pairs of singles that repair a part, or that move the values and are settings or factors."""
     if sum(int((one.disagree & one.counts).sum()) for one in base) < EVIDENCE:
         return
-    moving = [one for one in tried if one.moved and not one.told[0][0].alone]
+    moving = [one for one in singles if one.moved and not one.told[0][0].alone]
     best = sorted(moving, key=lambda one: (-len(one.repaired), -one.agree, one.order))[:PAIRED]
     plain = [one for one in moving if one.told[0][1].variant.settings and one not in best]
-    for one, other in combinations([*best, *plain[: PAIRED - 4]], 2):
-        fit = _fit_pair(block, stage, one, other, base)
+    wrong = frozenset(one.field for one in base if bool((one.disagree & one.counts).any()))
+    for one, other in combinations([*best, *plain[:BESIDE]], 2):
+        if not can_join(one, other, wrong):
+            continue
+        fit = fit_pair(block, stage, one, other, base, failed)
         if fit is not None:
             yield fit
-
-
-def _fit_pair(block: Block, stage: str, one: Fit, other: Fit, base: list[Values]) -> Fit | None:
-    """Both at once; None where they are one fault, or two arithmetics."""
-    pair = (*one.told, *other.told)
-    if pair[0][0].id == pair[1][0].id:
-        return None
-    if pair[0][1].variant.arithmetic and pair[1][1].variant.arithmetic:
-        return None
-    return _fit(block, stage, pair, one.order + other.order, base)
-
-
-def _fit(
-    block: Block,
-    stage: str,
-    told: tuple[tuple[Fault, Told], ...],
-    order: int,
-    base: list[Values],
-) -> Fit | None:
-    variant = told[0][1].variant
-    for _, second in told[1:]:
-        variant = variant.with_(second.variant)
-    try:
-        found = recompute(varied(block, variant, (stage,)), stage, quick=True)
-    except (TrajReplayError, KeyError):
-        return (
-            None  # it asks for what these settings do not allow, or for a column they do not read
-        )
-    by_field = {one.field: one for one in found}
-    agree, moved, undecided = 0, False, 0
-    errors, repaired = [0.0], set[str]()
-    for one in base:
-        other = by_field.get(one.field)
-        if other is None or len(other.recorded) != len(one.recorded):
-            return None
-        agree += int((one.counts & ~other.disagree).sum())
-        undecided += other.undecided
-        moved |= not torch.equal(
-            other.recomputed.nan_to_num(nan=1e300), one.recomputed.nan_to_num(nan=1e300)
-        )
-        errors.append(_largest(other, one.counts & ~other.disagree))
-        before, after = ((each.disagree & one.counts).any() for each in (one, other))
-        if bool(before) and not bool(after):
-            repaired.add(one.field)
-    values = sum(int(one.counts.sum()) for one in base)
-    return Fit(told, order, values, agree, max(errors), undecided, frozenset(repaired), moved)
 
 
 def _hypothesis(alike: Sequence[Fit]) -> Hypothesis:

@@ -1,6 +1,6 @@
 """Known mistakes, as data: what each makes of a stage, what it is called, and where to look."""
 
-from trajreplay.stages.faults.catalogue import FAULTS, catalogue, fault_named
+from trajreplay.stages.faults.catalogue import FAULTS, catalogue, fault_named, not_loaded
 from trajreplay.stages.faults.fault import (
     Fault,
     Told,
@@ -23,5 +23,6 @@ __all__ = [
     "WrongRewards",
     "catalogue",
     "fault_named",
+    "not_loaded",
     "reported",
 ]

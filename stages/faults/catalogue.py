@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import entry_points
 
@@ -25,10 +25,11 @@ from trajreplay.stages.faults import (
     reductions,
     rewards,
     shaping,
+    value,
     whitening,
 )
 from trajreplay.stages.faults.fault import Fault
-from trajreplay.stages.plugins import find_plugin
+from trajreplay.stages.plugins import find_plugin, guarded
 
 GROUP = "trajreplay.faults"
 FAULTS: tuple[Fault, ...] = (
@@ -49,26 +50,23 @@ FAULTS: tuple[Fault, ...] = (
     *loss_columns.FAULTS,
     *reductions.FAULTS,
     *metrics.FAULTS,
+    *value.FAULTS,
     *profiles.FAULTS,
 )
 
 
-@cache
 def catalogue() -> tuple[Fault, ...]:
     """All faults: our own, and those that installed packages add.
 
     An entry point of the group `trajreplay.faults` names a function without arguments that
-    returns faults.
-
-    Raises:
-        StageError: One cannot be loaded, gives something else, or an id is there twice.
+    returns faults. One that fails adds none, and `not_loaded` says so.
     """
-    found = [*FAULTS, *_installed()]
-    ids = [one.id for one in found]
-    twice = sorted({one for one in ids if ids.count(one) > 1})
-    if twice:
-        raise StageError(f"the fault {twice[0]!r} is in the catalogue twice")
-    return tuple(found)
+    return _loaded()[0]
+
+
+def not_loaded() -> tuple[str, ...]:
+    """Why faults of installed packages are not in the catalogue, one sentence each."""
+    return _loaded()[1]
 
 
 def fault_named(name: str) -> Fault:
@@ -83,12 +81,31 @@ def fault_named(name: str) -> Fault:
     raise StageError(f"no fault {name!r}", hint="To list them: trajreplay faults")
 
 
-def _installed() -> Iterator[Fault]:
+@cache
+def _loaded() -> tuple[tuple[Fault, ...], tuple[str, ...]]:
+    faults, failed = {one.id: one for one in FAULTS}, []
     for name in sorted(set(entry_points(group=GROUP).names)):
-        plugin = find_plugin(GROUP, name)
-        for one in plugin.function():
+        where = f"the entry point {name!r} of {GROUP}"
+        try:
+            plugin = find_plugin(GROUP, name)
+            where += f", {plugin.origin},"
+            with guarded(where):
+                given = list(plugin.function())
+        except StageError as error:
+            failed.append(error.message)
+            continue
+        for one in given:
             if not isinstance(one, Fault):
-                found = type(one).__name__
-                message = f"the entry point {name!r} of {GROUP} gives a {found}, expected faults"
-                raise StageError(message)
-            yield one
+                failed.append(f"{where} gives a {type(one).__name__}, expected faults")
+            elif not _is_complete(one):
+                failed.append(f"{where} gives a fault without text for its id, stage or sentence")
+            elif one.id in faults:
+                failed.append(f"{where} gives the fault {one.id!r}, which is there already")
+            else:
+                faults[one.id] = replace(one, origin=plugin.origin)
+    return tuple(faults.values()), tuple(failed)
+
+
+def _is_complete(fault: Fault) -> bool:
+    texts: tuple[object, ...] = (fault.id, fault.name, fault.stage, fault.sentence, fault.look)
+    return all(isinstance(one, str) and one != "" for one in (*texts, *fault.references))

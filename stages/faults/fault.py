@@ -74,6 +74,7 @@ class Fault:
         tries: The variants of a cohort that it may have been; None where something else finds it.
         hands: What it makes of a column that a step takes over, each with a detail.
         alone: Whether it is never one of two at once, since it changes much already.
+        origin: The entry point and the package that added it; empty for our own.
     """
 
     id: str
@@ -85,6 +86,7 @@ class Fault:
     tries: Tries | None = None
     hands: Hands | None = None
     alone: bool = False
+    origin: str = ""
 
     def says(self, detail: str) -> str:
         """The sentence about one cohort."""

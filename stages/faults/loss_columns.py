@@ -54,7 +54,8 @@ def _shifted(block: Block) -> Iterable[Told]:
                 yield Told(Variant(columns={name: values}), f"{name} one token {word}")
 
 
-def _mask(block: Block) -> Iterable[Told]:
+def masks(block: Block) -> Iterable[Told]:
+    """Other masks of the tokens: all, the inverted one, shifted ones, without the border."""
     packed = block.packed
     mask = packed.mask
     if not bool(mask.all()):
@@ -127,7 +128,7 @@ FAULTS = (
         "another mask",
         "the loss over {}",
         "where the loss mask is made, shifted and sliced; attention mask against loss mask",
-        _mask,
+        masks,
         "K-013",
         "K-038",
         "https://github.com/verl-project/verl/pull/2543",

@@ -113,6 +113,38 @@ def _kl_estimator(block: Block) -> Iterable[Told]:
     yield Told(Variant({"loss.kl_loss_weighted": not weighted}), word)
 
 
+def _rejects(block: Block) -> bool:
+    own = block.settings.loss
+    return bool(own.rejection) or own.veto is not None or own.m2_threshold is not None
+
+
+def _rejection_off(block: Block) -> Iterable[Told]:
+    if _rejects(block):
+        changes: dict[str, object] = {
+            "loss.rejection": {},
+            "loss.veto": None,
+            "loss.m2_threshold": None,
+        }
+        yield Told(Variant({**changes, "loss.rejection_denominator": "original"}))
+
+
+def _rejection_denominator(block: Block) -> Iterable[Told]:
+    if _rejects(block):
+        words = {"original": "all trained tokens", "kept": "the tokens that were kept"}
+        for one, said in words.items():
+            if one != setting(block, "loss.rejection_denominator"):
+                yield Told(Variant({"loss.rejection_denominator": one}), said)
+
+
+def _correction_norm(block: Block) -> Iterable[Told]:
+    if setting(block, "loss.correction") == "none":
+        return
+    words = {"none": "as they are", "token": "over their mean", "sequence": "over that of samples"}
+    for one, said in words.items():
+        if one != setting(block, "loss.correction_norm"):
+            yield Told(Variant({"loss.correction_norm": one}), said)
+
+
 FAULTS = (
     fault(
         "entropy",
@@ -176,5 +208,26 @@ FAULTS = (
         "the loss without the mask of off-policy samples",
         "loss.opsm_delta",
         under(loss__opsm_delta=None),
+    ),
+    fault(
+        "rejection-off",
+        "rejection of off-policy tokens not applied",
+        "the loss of all trained tokens, none rejected",
+        "loss.rejection, loss.veto and loss.m2_threshold",
+        _rejection_off,
+    ),
+    fault(
+        "rejection-denominator",
+        "rejected tokens in the denominator, or not",
+        "the loss divided by {}",
+        "loss.rejection_denominator: verl changes the mask, MIS and AReaL do not",
+        _rejection_denominator,
+    ),
+    fault(
+        "correction-norm",
+        "correction weights over their mean, or not",
+        "the loss with correction weights {}",
+        "loss.correction_norm",
+        _correction_norm,
     ),
 )

@@ -120,7 +120,9 @@ def _infinite_weight(block: Block) -> Iterable[Told]:
     rows[owner[odd]] = True
 
     def overflowing(settings: Settings, columns: Columns, terms: Terms) -> Terms:
-        return {"pg_loss": torch.where(rows[owner], torch.nan, terms["pg_loss"])}
+        # What float32 cannot hold is infinite elsewhere too, such as in a KL of the same weight.
+        narrow = {name: one.float().to(one.dtype) for name, one in terms.items()}
+        return narrow | {"pg_loss": torch.where(rows[owner], torch.nan, terms["pg_loss"])}
 
     yield Told(changed_terms(block, overflowing))
 

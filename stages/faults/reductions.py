@@ -11,6 +11,7 @@ from trajreplay.schema.settings import Settings
 from trajreplay.stages.block import Block
 from trajreplay.stages.faults.fault import (
     Told,
+    Tries,
     each,
     held,
     setting,
@@ -143,29 +144,42 @@ def _factor_words(block: Block) -> dict[float, str]:
 _COUNTLESS = 64
 
 
-def _factors(block: Block) -> Iterable[Told]:
-    """A factor between what was recorded and what is right, where it is a plausible one."""
-    from trajreplay.stages.values import recompute
+def factors(stage: str) -> Tries:
+    """Tries of a factor between what a stage recorded and what is right, if a plausible one."""
 
-    words = _factor_words(block)
-    own = varied(block, Variant(), (STAGE,))
-    differing = [one for one in recompute(own, STAGE) if bool(one.disagree.any())]
-    ratios = torch.cat(
-        [(one.recorded / one.recomputed)[one.disagree] for one in differing]
-        or [torch.zeros(0, dtype=torch.float64)]
-    )
-    finite = ratios[torch.isfinite(ratios) & (ratios > 0)]
-    if len(finite) != len(ratios) or not len(ratios):
-        return
-    factor = float(ratios.median())
-    whole = round(factor) if factor > 1 else round(1 / factor)
-    exact = float(whole) if factor > 1 else 1 / whole
-    counted = words.get(float(whole), "")
-    if whole < 2 or abs(factor / exact - 1) > 1e-4 or (whole > _COUNTLESS and not counted):
-        return
-    scales = {one.field: exact for one in differing}
-    what = f"{'times' if factor > 1 else 'divided by'} {whole}"
-    yield Told(Variant(scales=scales), f"{what}{f', {counted}' if counted else ''}")
+    def tries(block: Block) -> Iterable[Told]:
+        from trajreplay.stages.values import recompute
+
+        words = _factor_words(block)
+        own = varied(block, Variant(), (stage,))
+        differing = [one for one in recompute(own, stage) if bool(one.disagree.any())]
+        ratios = torch.cat(
+            [(one.recorded / one.recomputed)[one.disagree] for one in differing]
+            or [torch.zeros(0, dtype=torch.float64)]
+        )
+        finite = ratios[torch.isfinite(ratios) & (ratios > 0)]
+        if len(finite) != len(ratios) or not len(ratios):
+            return
+        factor = float(ratios.median())
+        whole = round(factor) if factor > 1 else round(1 / factor)
+        exact = float(whole) if factor > 1 else 1 / whole
+        counted = words.get(float(whole), "")
+        if whole < 2 or abs(factor / exact - 1) > 1e-4 or (whole > _COUNTLESS and not counted):
+            return
+        scales = {one.field: exact for one in differing}
+        what = f"{'times' if factor > 1 else 'divided by'} {whole}"
+        yield Told(Variant(scales=scales), f"{what}{f', {counted}' if counted else ''}")
+
+    return tries
+
+
+def _terms_apart(block: Block) -> Iterable[Told]:
+    """Entropy and KL that become one number as the surrogate does, or by a mean of their own."""
+    if setting(block, "loss.entropy_coef") or setting(block, "loss.kl_loss_coef"):
+        for one in ("same", "token-mean", "seq-mean-token-mean"):
+            if one != setting(block, "loss.terms_aggregation"):
+                said = "as the surrogate is" if one == "same" else f"by {one}"
+                yield Told(Variant({"loss.terms_aggregation": one}), said)
 
 
 FAULTS = (
@@ -201,7 +215,7 @@ FAULTS = (
         "divided or multiplied once more",
         "the loss {}",
         "factors of gradient accumulation, data and context parallelism",
-        _factors,
+        factors(STAGE),
         "K-055",
         "K-057",
         "K-066",
@@ -233,5 +247,12 @@ FAULTS = (
             ("own", "shared"),
             {"own": "each fragment, not of its", "shared": "the whole"}.__getitem__,
         ),
+    ),
+    fault(
+        "terms-aggregation",
+        "entropy and KL aggregated otherwise than the surrogate, or not",
+        "the loss with entropy and KL aggregated {}",
+        "loss.terms_aggregation: token-mean in OpenRLHF, and in verl beside GSPO or SAPO",
+        _terms_apart,
     ),
 )

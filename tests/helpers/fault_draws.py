@@ -13,7 +13,8 @@ from tests.helpers.healthy_composed import Draw
 from tests.stages.test_composed import CHANGES, STAGES
 from trajreplay.schema.settings import PROFILES
 from trajreplay.stages.block import Block
-from trajreplay.stages.explain.explanation import Explanation
+from trajreplay.stages.explain.explanation import Explanation, Hypothesis
+from trajreplay.stages.explain.fit import SURE
 from trajreplay.stages.explain.handoffs import explain_column
 from trajreplay.stages.faults import FAULTS, Fault
 
@@ -52,9 +53,13 @@ class Tally:
 
     def add(self, found: Explanation) -> None:
         """Count what was said of a draw."""
-        said = [one.faults for one in found.hypotheses]
         mine = (self.fault,)
-        if mine not in said:
+        said = [
+            one.faults
+            for one in found.hypotheses
+            if one.faults == mine or _is_twin(one, found.misses_by)
+        ]
+        if mine not in said or said[0] != found.hypotheses[0].faults:
             self.lost.append(found.text)
         elif said == [mine]:
             self.alone += 1
@@ -62,6 +67,14 @@ class Tally:
             self.first += 1
         else:
             self.same += 1
+
+
+def _is_twin(other: Hypothesis, missed: float) -> bool:
+    """Whether another fault gives the numbers of the one that was made, which are recorded.
+
+    A bound in which both lie makes none of it: nothing then was told apart that could have been.
+    """
+    return other.exact or other.max_error <= SURE * missed
 
 
 def can_be_put_in(fault: Fault) -> bool:

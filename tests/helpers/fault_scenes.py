@@ -159,6 +159,16 @@ def _multiplied(block: Block, choose: random.Random) -> Block | None:
     return with_outputs(block, POLICY, change)
 
 
+def _value_multiplied(block: Block, choose: random.Random) -> Block | None:
+    factor = float(choose.choice([3, 4, 8]))
+    factor = choose.choice([factor, 1 / factor])
+    return with_outputs(
+        block,
+        "loss.value",
+        lambda one: None if one.output.value is None else one.output.value * factor,
+    )
+
+
 def _leaking(block: Block, choose: random.Random) -> Block | None:
     """A masked token has no log-prob, and a mask that multiplies lets it through."""
     packed = block.packed
@@ -206,6 +216,8 @@ _SQUARE = {"advantage.whiten": "cohort", "advantage.clip": None}
 _SPAN = {"advantage.estimator": "grpo", "advantage.whiten": "none", "advantage.clip": None}
 _KL_LOSS = {"loss.kl_loss_coef": 0.1}
 _WEIGHED = {"loss.correction": "tis", "loss.correction_bounds": (0.9, 1.05)}
+_VALUE_CLIP = {"value.clip": 0.2}
+_REJECTED = {"loss.rejection": {"token-ratio": (0.9, 1.05)}}
 _OLD = {"loss.surrogate": "ppo-clip", "loss.ratio": "token", "loss.old_source": "old"}
 _MIXED = Scene(_GROUPS, _mixed, groups=(3, 6))
 
@@ -253,9 +265,18 @@ SCENES: Mapping[str, Scene] = {
     "loss.kl-estimator": Scene(_KL_LOSS),
     "loss.weight-of-current": Scene(_WEIGHED),
     "loss.weight-inverted": Scene(_WEIGHED),
+    "loss.dual-clip": Scene({**_OLD, "loss.dual_clip": 1.05}),
     "loss.dual-clip-positive": Scene(_OLD),
     "loss.optimistic": Scene(_OLD),
     "loss.clipped-alone": Scene(_OLD),
+    "loss.rejection-off": Scene(_REJECTED),
+    "loss.rejection-denominator": Scene(_REJECTED),
+    "loss.correction-norm": Scene(_WEIGHED),
+    "value.clipped-alone": Scene(_VALUE_CLIP),
+    "value.optimistic": Scene(_VALUE_CLIP),
+    "value.counts": Scene(_REJECTED),
+    "value.times": Scene(put=_value_multiplied),
+    "value.huber": Scene({"value.huber_delta": 0.5}),
     "loss.nan": Scene(_OLD, _masked, _leaking, finite=False),
     "loss.infinite-weight": Scene(
         {"loss.correction": "sequence-mask", "loss.correction_bounds": (0.9, 1.05)},

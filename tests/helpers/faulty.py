@@ -136,4 +136,5 @@ def explained(block: Block, stage: str, faults: Sequence[Fault]) -> Explanation:
     """What is known of one stage of a cohort."""
     found = Explanation(PLACE, stage)
     explain_stage(block, stage, found, faults)
+    assert not found.failed, found.failed
     return found

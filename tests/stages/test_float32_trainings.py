@@ -92,7 +92,7 @@ def test_a_constant_group_over_epsilon_is_precision_with_a_warning(
     assert float(reward.abs().max()) > 1e-5
     cohort = _scored(lake, settings, raw.tolist(), reward)
     assert the_stage(cohort, REWARD).verdict == "precision", cohort.to_json()
-    assert "reward.constant-group" in {one.check for one in cohort.findings}
+    assert "group.constant" in {one.check for one in cohort.findings}
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_the_warning_of_constant_groups_covers_every_grouping(
     raw = torch.full((8,), 0.3)
     cohort = _scored(lake, settings, raw.tolist(), _divided(raw, 1e-6, centred=True))
     assert the_stage(cohort, REWARD).verdict == "precision", cohort.to_json()
-    assert [one.check for one in cohort.findings].count("reward.constant-group") == 1
+    assert [one.check for one in cohort.findings].count("group.constant") == 1
 
 
 @pytest.mark.parametrize("profile", ["verl", "trl", "openrlhf", "slime"])

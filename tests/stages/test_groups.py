@@ -147,7 +147,7 @@ def test_a_constant_group_is_called_precision_with_a_warning(lake: Lake) -> None
     report = lake.replay()
     assert the_stage(report, "reward.post_process").verdict == "precision"
     (warning,) = (one for one in report.cohorts[0].findings if one.severity == "warning")
-    assert warning.check == "reward.constant-group"
+    assert warning.check == "group.constant"
     assert report.exit_code == 0
 
 

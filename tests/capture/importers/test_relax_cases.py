@@ -55,7 +55,7 @@ def test_a_bundle_gets_its_sound_verdict(
         assert not silent(cohort)
         if sound.startswith("no stage diverges"):
             assert cohort.first_divergent_stage is None
-            assert "reward.batch-mean" in {one.check for one in cohort.findings}
+            assert "group.one-block" in {one.check for one in cohort.findings}
     elif "unverified" in sound:
         assert {one.stage: one.verdict for one in cohort.stages}["loss.policy"] == "unverified"
     else:

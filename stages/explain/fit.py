@@ -1,0 +1,174 @@
+"""How a hypothesis fits what was recorded: how much it gives, and whether that proves anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from trajreplay.schema.policy import Tolerance
+from trajreplay.stages.block import Block
+from trajreplay.stages.explain.trying import joined, tried
+from trajreplay.stages.faults import Fault, Told
+from trajreplay.stages.least_wrong import continuous_scalars
+from trajreplay.stages.values import Values
+from trajreplay.stages.variants import Variant, changed_settings
+
+# How much of what the settings miss by a value may be off that only a bound of rounding lets
+# through: next to nothing; or less than half of it, where a token on a bound is counted or not.
+SURE, COUNTED = 1e-2, 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """How a hypothesis fits.
+
+    Args:
+        told: What it was.
+        order: Its place in the catalogue.
+        values: Recorded values.
+        agree: Those of them that it gives. Not those that only a bound lets through which are off
+            by much of what the settings miss by: a divisor near 0 has a bound that holds anything.
+        max_error: The largest error of these.
+        undecided: How many agree only within a bound.
+        right: The fields that it gives throughout.
+        moves: The fields of which it recomputes anything else than the settings do.
+        repaired: The fields that it gives and the settings do not.
+    """
+
+    told: tuple[tuple[Fault, Told], ...]
+    order: int
+    values: int
+    agree: int
+    max_error: float
+    undecided: int
+    right: frozenset[str]
+    moves: frozenset[str]
+    repaired: frozenset[str]
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """The ids of its faults."""
+        return tuple(fault.id for fault, _ in self.told)
+
+    @property
+    def reproduces(self) -> bool:
+        """Whether it gives all of it."""
+        return self.agree == self.values
+
+    @property
+    def moved(self) -> bool:
+        """Whether it changes anything."""
+        return bool(self.moves)
+
+    @property
+    def rank(self) -> tuple[int, int, float]:
+        """Fits of lower rank are believed first: exact before bounded, then as in the catalogue."""
+        return int(self.undecided > 0), len(self.told), self.order
+
+
+def can_join(one: Fit, other: Fit, wrong: frozenset[str]) -> bool:
+    """Whether two faults can be all that is wrong.
+
+    A field that one of them alone moves is what that one makes of it; one that neither moves is
+    what the settings make of it.
+    """
+    mine, theirs = one.moves - other.moves, other.moves - one.moves
+    still = wrong - one.moves - other.moves
+    return not still and mine <= one.right and theirs <= other.right
+
+
+def fit_pair(
+    block: Block, stage: str, one: Fit, other: Fit, base: list[Values], failed: list[str]
+) -> Fit | None:
+    """Both at once; None where they are one fault, or two arithmetics."""
+    pair = (*one.told, *other.told)
+    if pair[0][0].id == pair[1][0].id:
+        return None
+    if pair[0][1].variant.arithmetic and pair[1][1].variant.arithmetic:
+        return None
+    return fit_of(block, stage, pair, one.order + other.order, base, failed)
+
+
+def fit_of(
+    block: Block,
+    stage: str,
+    told: tuple[tuple[Fault, Told], ...],
+    order: int,
+    base: list[Values],
+    failed: list[str],
+) -> Fit | None:
+    """How some faults at once, each told in one way, fit what is recorded.
+
+    Args:
+        block: The cohort.
+        stage: The stage.
+        told: The faults, and how each changes it.
+        order: Their place in the catalogue.
+        base: What is recorded, and what the settings give.
+        failed: Gets what a fault raises.
+
+    Returns:
+        None where they cannot be tried, or do not give every field that is recorded.
+    """
+    found = tried(block, stage, told, failed)
+    if found is None:
+        return None
+    by_field = {one.field: one for one in found}
+    agree, undecided, errors = 0, 0, [0.0]
+    right, moves, repaired = set[str](), set[str](), set[str]()
+    share = _shares(block, stage, joined(told))
+    for one in base:
+        name, other = one.field, by_field.get(one.field)
+        # A fault changes what is right; recorded values that it changes, too, prove nothing.
+        if other is None or not bool(_same(other.recorded, one.recorded).all()):
+            return None
+        wide = _is_wide(one, other, block.tolerance(stage, name), share(name.partition(".")[0]))
+        fits = one.counts & ~other.disagree & ~wide
+        agree += int(fits.sum())
+        undecided += other.undecided
+        errors.append(largest_error(other, fits))
+        if not bool(_same(other.recomputed, one.recomputed).all()):
+            moves.add(name)
+        if bool((one.counts & ~fits).any()):
+            continue
+        right.add(name)
+        if bool((one.disagree & one.counts).any()):
+            repaired.add(name)
+    values = sum(int(one.counts.sum()) for one in base)
+    sets = frozenset(right), frozenset(moves), frozenset(repaired)
+    return Fit(told, order, values, agree, max(errors), undecided, *sets)
+
+
+def _shares(block: Block, stage: str, variant: Variant) -> Callable[[str], float]:
+    """By field, how much of a miss an error may be that only a bound allows."""
+    if not stage.startswith("loss."):
+        return lambda field: SURE
+    settings = changed_settings(block.settings, variant.settings)
+    continuous = continuous_scalars(settings.loss) if stage == "loss.policy" else ("value_loss",)
+    return lambda field: SURE if field in continuous else COUNTED
+
+
+def _is_wide(one: Values, other: Values, tolerance: Tolerance, share: float) -> torch.Tensor:
+    """(E,) bool. Values that agree with a hypothesis only because its bound is wide."""
+    error = (other.recorded - other.recomputed).abs()
+    outside = error > tolerance.atol + tolerance.rtol * other.recomputed.abs()
+    missed = (one.recorded - one.recomputed).abs()
+    known = missed[one.disagree & one.counts & torch.isfinite(missed)]
+    most = float(known.max()) if len(known) else torch.inf
+    missed = torch.where(one.disagree & torch.isfinite(missed), missed, most)
+    return outside & (error > share * missed)
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    if len(one) != len(other):
+        return torch.zeros(1, dtype=torch.bool)
+    return (one == other) | (one.isnan() & other.isnan())
+
+
+def largest_error(one: Values, where: torch.Tensor) -> float:
+    """The largest error of some values; a NaN that is recorded and recomputed is none."""
+    error = (one.recorded - one.recomputed).abs()[where]
+    error = error[~(one.recorded[where].isnan() & one.recomputed[where].isnan())]
+    return float(error.max()) if len(error) else 0.0
