@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trajreplay import Lake, TrajReplayError
-from trajreplay.capture.importers import ImportOptions, importer_of, recognise
+from trajreplay.capture.importers import ImportOptions, import_files, importer_of, recognise
 
 CASES = Path(__file__).parents[2] / "cases"
 MUTATIONS = int(os.environ.get("MUTATIONS", "2000"))
@@ -220,12 +220,60 @@ def test_whatever_a_file_has_become_nothing_breaks_and_nothing_altered_passes(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < MEMORY_LIMIT_KIB
 
 
-def test_a_sample_that_is_cut_anywhere_is_refused_or_no_pass(
-    samples: dict[str, list[Sample]],
-) -> None:
+def test_a_dump_of_torch_that_is_cut_anywhere_is_refused(samples: dict[str, list[Sample]]) -> None:
     chosen = [one for one in samples["dumps"] if one.kind == "slime"]
     for sample in chosen:
         for name in files_of(sample.folder):
             data = (sample.folder / name).read_bytes()
             for place in range(0, len(data), max(len(data) // 40, 1)):
                 assert sample.spoil(name, data[:place]) == "refused"
+
+
+def read_of(sample: Sample) -> set[str]:
+    """The files that are read of a sample; others lie beside them."""
+    importer = importer_of(sample.kind)
+    report = import_files(None, importer, [sample.folder], sample.options)
+    return {file for one in report.sources for file in one.files}
+
+
+@pytest.mark.parametrize("group", SAMPLES)
+def test_every_file_of_every_sample_is_cut_and_is_refused_or_no_pass(
+    group: str, samples: dict[str, list[Sample]]
+) -> None:
+    turns = cycle((0, 1, 2, 3))
+    outcomes: Counter[str] = Counter()
+    for sample in samples[group]:
+        for name in files_of(sample.folder):
+            data = (sample.folder / name).read_bytes()
+            places = [0, len(data) // 3, 2 * len(data) // 3, len(data) - 1]
+            if sample.whole is None:
+                places[3] //= 2  # of a broken one the last byte may be what is too much
+            for place in places if group == "dumps" else (places[next(turns)],):
+                found = sample.spoil(name, data[: max(place, 0)])
+                outcomes[found] += 1
+                # The last byte may be the end of a line.
+                if found == "harmless" and place < len(data) - 1:
+                    assert str(sample.folder / name) not in read_of(sample)
+    assert outcomes["refused"] > outcomes.total() / 2
+
+
+@pytest.mark.parametrize("group", SAMPLES)
+def test_no_verb_passes_over_what_was_cut(group: str, samples: dict[str, list[Sample]]) -> None:
+    turns = count()
+    for sample in samples[group]:
+        names = files_of(sample.folder)
+        path = sample.folder / names[next(turns) % len(names)]
+        data = path.read_bytes()
+        try:
+            write(path, data[: len(data) // 2])
+            with Lake.of_files(sample.folder, kind=sample.kind, options=sample.options) as lake:
+                assert lake.replay().exit_code in (1, 3)
+                assert lake.explain().report.exit_code in (1, 3)
+                assert lake.imported is not None
+                changed = lake.imported.refused
+                assert not (changed and lake.validate().ok)
+                assert not (changed and not lake.what_if({"loss.eps_clip": 0.1}).refused)
+        except TrajReplayError:
+            pass
+        finally:
+            write(path, data)
