@@ -7,12 +7,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from reprlib import Repr
 from typing import Any, TypeVar
 
-import numpy as np
-
 from trajreplay.schema import exact
 from trajreplay.schema.errors import DatasetError, SchemaError
 from trajreplay.schema.identity import check_id
-from trajreplay.schema.records import Values
 
 _Value = TypeVar("_Value")
 _ABSENT = object()
@@ -231,12 +228,6 @@ def integers(value: Any) -> list[int]:
     if type(value) is not list or not {type(one) for one in value} <= {int}:
         raise ValueError("a list of integers")
     return list(value)
-
-
-def mask(value: Any) -> Values:
-    """A list of integers, or the array that a list of 0 and 1 was read as."""
-    taken: Values = value if isinstance(value, np.ndarray) else integers(value)
-    return taken
 
 
 def texts(value: Any) -> list[str]:

@@ -42,6 +42,7 @@ _TAKEN = (
     *("reward", "status", "weight_versions", *_TENSORS, *_TEXTS),
 )
 _VERSION = re.compile(r"0|[1-9][0-9]{0,17}")
+_ORIGINS = {"rollout_log_probs": LogProbOrigin("sampler")}
 _NO_STATUS, _TRUNCATED = "", "truncated"
 
 
@@ -97,11 +98,7 @@ def read_rollout(path: Path, options: ImportOptions, framework: str) -> list[Cap
             tensors=found.tensors,
             routes=found.routes,
             stages=said.stages,
-            origins={
-                name: LogProbOrigin("sampler")
-                for name in found.tensors
-                if name == "rollout_log_probs"
-            },
+            origins=_ORIGINS if "rollout_log_probs" in found.tensors else {},
             producer=ProducerInfo(role="rollout", framework=framework, extra=said.facts),
             notes=found.notes,
         )

@@ -6,12 +6,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from trajreplay.schema.bundles import fields as read
 from trajreplay.schema.bundles.fields import Fields
 from trajreplay.schema.bundles.record import CaptureRecord
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.identity import GLOBAL
-from trajreplay.schema.records import SampleRecord
+from trajreplay.schema.records import SampleRecord, Values
 
 # Facts of a producer: that its samples had hashes of labels, and what it called its data size.
 LABEL_HASH, DATA_SIZE = "label_hash", "dp"
@@ -31,7 +33,7 @@ def read_samples(index: Fields, identity: Fields, major: int, prefix: str) -> li
         for row in rows.lacking(name):
             raise rows.row(row).error(name, "is missing", "a value or null in format 1")
     lengths = rows.get("response_length", read.count)
-    masks = rows.get("loss_mask", read.mask)
+    masks = rows.get("loss_mask", _mask)
     for row, (mask, length) in enumerate(zip(masks, lengths, strict=True)):
         if len(mask) != length:
             raise rows.row(row).error(
@@ -71,6 +73,12 @@ def read_samples(index: Fields, identity: Fields, major: int, prefix: str) -> li
         )
         for sample, length, total, mask, group, raw_reward, reward, micro_batch in columns
     ]
+
+
+def _mask(value: Any) -> Values:
+    """A list of integers, or the array that a list of 0 and 1 was read as."""
+    taken: Values = value if isinstance(value, np.ndarray) else read.integers(value)
+    return taken
 
 
 def is_loss_alone(declared: Collection[str]) -> bool:
