@@ -16,7 +16,8 @@ class KlSettings:
 
     Args:
         estimator: `k1`, `k2`, `k3`, `abs`, or `low_var_kl` (k3 with its output clamped).
-        coef: Its coefficient; 0 makes the recorded KL all zeros and needs no reference.
+        coef: Its coefficient; 0 makes the recorded KL all zeros and needs no reference. That of an
+            adaptive controller is stated capture by capture; how it came about is not checked.
         policy_source: Which log-probs stand for the policy: `old` or `rollout`.
         value_clamp: Bounds of the estimate; low_var_kl brings (-10, 10).
         log_ratio_clamp: Bounds of the log ratio that it is made of.

@@ -134,6 +134,9 @@ class LossSettings:
             log-probs is above it; None for no such mask.
         opsm_source: Those `old` log-probs, or those of the `rollout` (TRL).
         kl_loss_coef: Coefficient of the KL in the loss.
+        kl_loss_source: Which log-probs of the current policy that KL is of: those of the `loss`, or
+            `unfiltered` ones, over the whole vocabulary where the sampler has top-p or top-k
+            (NeMo-RL), which no column holds.
         kl_loss_estimator: As `kl.estimator`.
         kl_loss_clamp: Bounds of that estimate.
         kl_loss_log_ratio_clamp: Bounds of the log ratio that it is made of.
@@ -218,6 +221,7 @@ class LossSettings:
     opsm_delta: float | None = number(None)
     opsm_source: str = name("old", "rollout")
     kl_loss_coef: float = number(0.0)
+    kl_loss_source: str = name("loss")
     kl_loss_estimator: str = name("k1", "k2", "k3", "low_var_kl", "abs")
     kl_loss_clamp: Interval | None = interval(None)
     kl_loss_log_ratio_clamp: Interval | None = interval(None)
@@ -262,8 +266,9 @@ class ValueSettings:
         factor: Of the squared error: 1 in slime and Relax, 0.5 elsewhere.
         huber_delta: Errors from which on the loss grows linearly; None for squares throughout.
         counts: Which tokens it is of: the `trained` ones; those of them that the policy loss `kept`
-            (verl, whose rejection changes the mask of both); or those of the whole `response`
-            (TRL's PPO, whose critic has a value past the end).
+            (verl, whose rejection changes the mask of both); those of the whole `response` (TRL's
+            PPO, whose critic has a value past the end); or, by a mask that is `unshifted` against
+            the values, the ones after trained tokens (NeMo-RL), the last of them past the end.
         aggregation: As loss.aggregation: `same`, or of its own (verl's critic).
         mean_over: As loss.mean_over: `same`, or of its own.
         counted: What counts as clipped: a `value` that moved further than clip (slime, Relax), or

@@ -21,6 +21,7 @@ _ACTING = {
     "reward.batch_epsilon": 0.0,
     "advantage.whiten": "sample",
     "loss.batch_reduction": "mean",
+    "loss.kl_loss_coef": 0.1,
     "loss.correction": "tis",
     "loss.correction_bounds": (0.0, 2.0),
     "loss.correction_norm": "token",

@@ -14,7 +14,11 @@ from trajreplay.stages.capability.rejections import (
 )
 
 # Names that are looked at and never recomputed, with the reason.
-INSPECTED = {"loss.surrogate": {"clip-cov": "which chooses tokens at random"}}
+INSPECTED = {
+    "loss.surrogate": {"clip-cov": "which chooses tokens at random"},
+    "loss.kl_loss_source": {"unfiltered": "log-probs that no column holds"},
+    "value.counts": {"unshifted": "values past the end among them, which no column holds"},
+}
 _OF_BATCHES = ("m2po", "kl-cov")
 _OF_SAMPLES = ("gmpo", "vespo")
 
@@ -53,8 +57,12 @@ def _value_over_batches(settings: Settings) -> str:
 def only_inspected(stage: str, settings: Settings, columns: Collection[str]) -> str:
     """Why a loss can be looked at and not recomputed; empty if it can."""
     policy, loss = stage == "loss.policy", settings.loss
-    if policy and (reason := INSPECTED["loss.surrogate"].get(loss.surrogate)):
-        return f"loss.surrogate is {loss.surrogate!r}, {reason}"
+    held = {"loss.surrogate": loss.surrogate} if policy else {"value.counts": settings.value.counts}
+    if policy and loss.kl_loss_coef:
+        held["loss.kl_loss_source"] = loss.kl_loss_source
+    for label, value in held.items():
+        if reason := INSPECTED[label].get(value):
+            return f"{label} is {value!r}, {reason}"
     acting = _by_micro_batch(loss) if policy else _value_over_batches(settings)
     if acting and "micro_batch_id" not in columns:
         return f"{acting}, and the micro-batch of samples was not captured"

@@ -143,7 +143,13 @@ OF_LOSSES = (
     ),
     Read(
         "loss",
-        ("kl_loss_weighted", "kl_loss_estimator", "kl_loss_clamp", "kl_loss_log_ratio_clamp"),
+        (
+            "kl_loss_source",
+            "kl_loss_weighted",
+            "kl_loss_estimator",
+            "kl_loss_clamp",
+            "kl_loss_log_ratio_clamp",
+        ),
         _takes_kl,
         "where loss.kl_loss_coef is not 0",
     ),

@@ -410,6 +410,10 @@ UNCAPTURED = "micro-batch of samples was not captured"
     ("told", "reason"),
     [
         ({"loss.surrogate": "clip-cov"}, "at random"),
+        (
+            {"loss.kl_loss_coef": 0.1, "loss.kl_loss_source": "unfiltered"},
+            "log-probs that no column holds",
+        ),
         ({"loss.surrogate": "m2po"}, UNCAPTURED),
         ({"loss.m2_threshold": 0.04}, UNCAPTURED),
         ({"loss.mean_over": "micro-batch", "loss.batch_reduction": "mean"}, UNCAPTURED),
