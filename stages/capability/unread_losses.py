@@ -98,7 +98,13 @@ OF_LOSSES = (
     ),
     Read(
         "loss",
-        ("log_ratio_clamp", "metrics_aggregation"),
+        ("log_ratio_clamp",),
+        lambda one: _has_ratio(one) and one.loss.ratio != "one",
+        "by surrogates that have a ratio, which is not one",
+    ),
+    Read(
+        "loss",
+        ("metrics_aggregation",),
         _moves,
         "by surrogates that have a ratio, which moves",
     ),

@@ -75,7 +75,7 @@ def scored_tokens(
     if settings.surrogate == "reinforce":
         return Scored({"pg_loss": policy_gradient_loss(log_probs, advantages)})
     old = None if settings.ratio == "one" else columns[LOG_PROB_SOURCES[settings.old_source]]
-    ratio = log_ratio(log_probs, old, clamp=settings.log_ratio_clamp)
+    ratio = log_ratio(log_probs, old, clamp=None if old is None else settings.log_ratio_clamp)
     absolute = settings.surrogate == "kl-cov" and settings.kl_cov_ppo_kl == "absolute"
     terms = {"ppo_kl": ratio.abs() if absolute else -ratio}
     if settings.ratio in _SEQUENCE_FORMS:
