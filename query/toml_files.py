@@ -10,7 +10,6 @@ from typing import Any
 from trajreplay.schema.errors import QueryError
 
 _MOST_BYTES = 1 << 20
-_MOST_BITS = 63  # beside the sign
 
 
 def read_toml(path: str | os.PathLike[str], kind: str, hint: str = "") -> dict[str, Any]:
@@ -37,14 +36,19 @@ def read_toml(path: str | os.PathLike[str], kind: str, hint: str = "") -> dict[s
         tree = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise QueryError(f"{path}: no {kind} can be read: {error}") from error
-    if _is_wide(tree):
+    if is_wide(tree):
         raise QueryError(f"{path}: no {kind} can be read: an integer has more than 64 bits")
     return tree
 
 
-def _is_wide(value: Any) -> bool:
+def is_wide(value: Any) -> bool:
+    """Whether an integer in a tree has more than 64 bits: a text of it may be refused by Python.
+
+    >>> is_wide({"a": [1, -(2**63)]}), is_wide([2**63])
+    (False, True)
+    """
     if isinstance(value, dict):
-        return any(map(_is_wide, value.values()))
+        return any(map(is_wide, value.values()))
     if isinstance(value, list):
-        return any(map(_is_wide, value))
-    return isinstance(value, int) and (value if value >= 0 else ~value).bit_length() > _MOST_BITS
+        return any(map(is_wide, value))
+    return isinstance(value, int) and not -(1 << 63) <= value < 1 << 63

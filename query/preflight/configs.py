@@ -13,11 +13,13 @@ from typing import Any
 import yaml
 
 from trajreplay.query.preflight.evaluation import Undecided
+from trajreplay.query.toml_files import is_wide
 from trajreplay.schema.errors import QueryError
 
 _MOST_BYTES = 4 << 20
 _MOST_NODES = 200_000
 _MOST_PARENTS = 16
+_WIDE = "an integer has more than 64 bits"
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 # YAML 1.1 takes 1e-6 for text; the frameworks' readers take it for a number, as people mean it.
 _FLOAT = re.compile(r"[-+]?(?:\d[\d_]*)(?:\.[\d_]*)?[eE][-+]?\d+\Z|[-+]?\.\d+(?:[eE][-+]?\d+)?\Z")
@@ -37,7 +39,14 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
             seen.add(repr(key))
         return dict(super().construct_mapping(node, deep=deep))
 
+    def construct_yaml_int(self, node: Any) -> int:
+        value: int = super().construct_yaml_int(node)
+        if is_wide(value):
+            raise yaml.constructor.ConstructorError(None, None, _WIDE, node.start_mark)
+        return value
 
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
 
 
@@ -144,8 +153,10 @@ def _read(path: Path) -> dict[str, Any]:
         ending = path.suffix.lower()
         if ending == ".toml":
             tree: Any = tomllib.loads(text)
+            if is_wide(tree):
+                raise ValueError(_WIDE)
         elif ending == ".json":
-            tree = json.loads(text)
+            tree = json.loads(text, parse_int=_json_int)
         else:
             tree = yaml.load(text, Loader=_Loader)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
@@ -157,6 +168,13 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise QueryError(f"{path}: holds no settings, expected a mapping at the top")
     return tree
+
+
+def _json_int(text: str) -> int:
+    value = int(text)
+    if is_wide(value):
+        raise ValueError(_WIDE)
+    return value
 
 
 def _merge(tree: dict[str, Any], later: dict[str, Any]) -> None:

@@ -264,7 +264,10 @@ def _place(found: Evidence, captured: Mapping[Captured, Values]) -> None:
 def _numbered(
     captured: Mapping[Captured, Values],
 ) -> Iterator[tuple[int, tuple[int, Values]]]:
-    """Steps without heartbeats, counted in order; a number is left out for each gap."""
+    """Steps without heartbeats, counted in order; a number is left out for each gap.
+
+    Trainers count rollouts from 0 or 1: what begins with a later one has steps before it.
+    """
     number, last = 0, None
     for place in sorted(captured, key=lambda one: (one[1:], one[0])):
         attempt, rollout_id, step_id = place
@@ -274,6 +277,6 @@ def _numbered(
             else:
                 number += rollout_id - last[0] + step_id
         elif last is None:
-            number = 1 + step_id
+            number = max(rollout_id, 1) + step_id
         last = rollout_id, step_id
         yield number, (attempt, captured[place])

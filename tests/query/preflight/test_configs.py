@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from trajreplay.query.preflight import load_config
+from trajreplay.query.preflight.configs import parse_overrides
 from trajreplay.query.preflight.evaluation import Undecided
 from trajreplay.schema import QueryError
 
@@ -95,6 +96,31 @@ BOMB = "a: &a [1,1,1,1,1,1,1,1,1]\n" + "".join(
 def test_what_is_no_bounded_mapping_is_refused(tmp_path: Path, text: str, reason: str) -> None:
     with pytest.raises(QueryError, match=reason):
         load_config(write(tmp_path / "a.yaml", text))
+
+
+HUGE = hex(1 << 20_000)  # whose decimal digits Python refuses to write
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.yaml", f"a: {HUGE}\n"),
+        ("a.yaml", f"a: [{{{HUGE}: 1}}]\n"),
+        ("a.yaml", f"a: {1 << 63}\n"),
+        ("a.yaml", f"a: 1{'0' * 5000}\n"),
+        ("a.json", f'{{"a": [{1 << 63}]}}'),
+        ("a.toml", f"a = {HUGE}\n"),
+    ],
+)
+def test_integers_that_no_setting_can_have_are_refused(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    with pytest.raises(QueryError, match="not to be read"):
+        load_config(write(tmp_path / name, text))
+    if name == "a.yaml":
+        with pytest.raises(QueryError, match="override"):
+            parse_overrides([f"a={text.strip().removeprefix('a: ')}"])
+    assert load_config(write(tmp_path / "b.json", f'{{"a": {-(1 << 63)}}}')) == {"a": -(1 << 63)}
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -158,6 +158,17 @@ def test_a_warm_up_does_not_skip_to_later_steps(lake: Lake) -> None:
     assert not verdict.certifies
 
 
+@pytest.mark.parametrize(("begins", "certified"), [(0, True), (1, True), (2, False), (40, False)])
+def test_captures_that_begin_with_a_later_rollout_show_no_warm_up(
+    lake: Lake, begins: int, certified: bool
+) -> None:
+    """Also where no heartbeat tells the number of a step."""
+    reserve(lake, 0)
+    for rollout in range(begins, begins + 6):
+        step(lake, rollout + 1)
+    assert gated(lake, BASELINE).certifies is certified
+
+
 @pytest.mark.parametrize("closed", [(0,), (0, 1)])
 @pytest.mark.parametrize("silent", [False, True])
 def test_every_rank_whose_captures_a_step_expects_closes(
