@@ -13,7 +13,7 @@ import click
 from trajreplay.cli.options import LAKE_FILE, LAKE_HELP, find_lake
 from trajreplay.cli.output import Output
 from trajreplay.cli.progress import ProgressBar
-from trajreplay.cli.stating import flag_of, statement_options
+from trajreplay.cli.stating import given_flags, statement_options
 
 if TYPE_CHECKING:
     from trajreplay.lake import Lake
@@ -64,12 +64,10 @@ class Source:
                 raise
 
     def _refuse_statements(self) -> None:
-        from trajreplay.capture.importers import ImportOptions
-
-        given = ImportOptions(**self._options).said()
-        if given:
+        flags = given_flags(self._options)
+        if flags:
             raise click.UsageError(
-                f"{flag_of(given[0])} is said of files, and a lake is looked at: what it was "
+                f"{flags[0]} is said of files, and a lake is looked at: what it was "
                 "imported with is in it."
             )
 

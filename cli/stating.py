@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 import click
@@ -12,10 +12,11 @@ from trajreplay.cli.option_types import ProfileName, SettingChange
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+_DEFAULTS = {"ids": "rank"}  # of all others nothing
 IDS = click.option(
     "--ids",
     type=click.Choice(["rank", "global"]),
-    default="rank",
+    default=_DEFAULTS["ids"],
     show_default=True,
     help="What the sample, group and micro-batch ids of a bundle are local to: their rank, so that "
     "s-0 of rank 1 becomes rank-1/s-0; or nothing, where a group lies on several ranks.",
@@ -70,6 +71,7 @@ def statement_options(command: Command) -> Command:
     return cast(Command, with_statements)
 
 
-def flag_of(name: str) -> str:
-    """The option that one of the `statements` comes from."""
-    return "--state" if name == "changes" else f"--{name.replace('_', '-')}"
+def given_flags(statements: Mapping[str, Any]) -> list[str]:
+    """The options among `statements` that were given, or are not what they are by default."""
+    names = [one for one, value in statements.items() if value and value != _DEFAULTS.get(one)]
+    return ["--state" if one == "changes" else f"--{one.replace('_', '-')}" for one in names]

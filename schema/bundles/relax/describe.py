@@ -16,6 +16,7 @@ from trajreplay.schema.recompute import RecomputeConfig
 
 FORMAT_VERSION = "1.0.0"
 _GROUP = re.compile(r"g-(0|[1-9][0-9]{0,8})")
+_COUNT = re.compile(r"[1-9][0-9]{0,8}")
 
 
 def group_numbers(records: Sequence[CaptureRecord], notes: dict[str, None]) -> dict[str, int]:
@@ -167,6 +168,7 @@ def _samples(
 
 def _identity(record: CaptureRecord, groups: Mapping[str, int], prefix: str) -> dict[str, Any]:
     extra, place = record.producer.extra, record.parallel
+    told = extra.get(DATA_SIZE, "")
 
     def listed(field: str, fact: str = "") -> list[str]:
         held = [getattr(one, field) for one in record.samples]
@@ -184,7 +186,7 @@ def _identity(record: CaptureRecord, groups: Mapping[str, int], prefix: str) -> 
         "normalization_cohort_ids": json.loads(extra.get("normalization_cohort_ids", "[]")),
         "weight_lineage": {name: extra.get(name) for name in ("rollout_weight", "actor_weight")},
         "rank": {
-            "dp": int(dp) if (dp := extra.get(DATA_SIZE, "")).isdecimal() else place.data_size,
+            "dp": int(told) if _COUNT.fullmatch(told) else place.data_size,
             "tp": place.tensor_size,
             "pp": place.pipeline_size,
             "cp": place.context_size,

@@ -37,7 +37,8 @@ def check_reads_back(folder: Path, records: Sequence[CaptureRecord], where: str)
         raise CaptureError(
             f"{where}: a bundle of it would be refused: {message}", hint=_INSTEAD
         ) from error
-    wrong = [name for pair in zip(records, found, strict=True) for name in _differences(*pair)]
+    in_order = sorted(records, key=lambda one: one.rank)
+    wrong = [name for pair in zip(in_order, found, strict=True) for name in _differences(*pair)]
     if wrong:
         raise CaptureError(
             f"{where}: a bundle would say something else of {', '.join(dict.fromkeys(wrong))}",

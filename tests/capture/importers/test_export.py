@@ -22,6 +22,7 @@ from trajreplay import (
     DatasetError,
     Lake,
     LossSettings,
+    ProducerInfo,
     QueryError,
     SampleRecord,
     Settings,
@@ -402,3 +403,13 @@ def test_a_truncated_archive_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(DatasetError, match=r"is no \.tar\.zst file that is whole"):
         unpack(archive, tmp_path / "out")
+
+
+@pytest.mark.parametrize("told", ["9" * 5000, "-1", "x", "٣"])
+def test_what_a_stranger_put_for_the_size_is_not_taken(
+    told: str, lake: Lake, tmp_path: Path
+) -> None:
+    producer = ProducerInfo(extra={"dp": told})
+    exported(lake, tmp_path / "out", sample(0), producer=producer)
+    (index,) = (tmp_path / "out").rglob("index.json")
+    assert json.loads(index.read_text())["identity"]["rank"]["dp"] == 1
