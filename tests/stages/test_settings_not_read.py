@@ -126,6 +126,7 @@ UNSEEN = {
     "value.mean_over",  # likewise
     "loss.ratio",  # one, of what has none
     "loss.undefined_weight",  # every weight here is finite
+    "loss.correction_criterion",  # of bounds that nothing reaches
     *(f"loss.{name}" for name in LOSS_TERMS),  # checked
 }
 # Settings that this cohort happens to say nothing of beside others.
