@@ -1,5 +1,6 @@
 """Faults of disks, processes and hooks: no number of a training changes, no lake ever lies."""
 
+import ctypes
 import gc
 import os
 import subprocess
@@ -24,6 +25,9 @@ from trajreplay.capture.background import THREAD
 from trajreplay.capture.pending import Pending
 from trajreplay.schema.entry import Entry
 from trajreplay.writer import CaptureBuilder
+
+# Of Linux: linux/prctl.h and linux/capability.h.
+_DROP_CAPABILITY, _IGNORES_PERMISSIONS = 24, 1
 
 pytestmark = pytest.mark.filterwarnings("always::trajreplay.capture.CaptureWarning")
 
@@ -232,6 +236,35 @@ def test_a_killed_rank_leaves_whole_captures_only(lake: Lake) -> None:
     assert all(one.status == "complete" for one in found)
 
 
+def test_a_rank_of_several_that_is_killed_is_missed_by_the_steps_that_it_did_not_write(
+    lake: Lake, plain: str
+) -> None:
+    killed = program(lake, "kill", 1, 2)
+    other = program(lake, "none", 0, 2)
+    assert (killed.returncode, other.returncode, other.stdout) == (-9, 0, plain)
+    verify(lake)
+    found = captured(lake)
+    there = {one.key.rollout_id for one in found if one.key.rank == 1}
+    assert {one.key.rollout_id for one in found if one.key.rank == 0} == {*range(STEPS)}
+    assert len(there) < STEPS
+    verdicts = {one.rollout_id: one.verdict for one in lake.replay().cohorts}
+    assert verdicts == {step: "pass" if step in there else "refused" for step in range(STEPS)}
+
+
+def test_a_lake_that_becomes_read_only_changes_no_number_and_is_told(
+    lake: Lake, plain: str
+) -> None:
+    try:
+        done = program(lake, "read-only")
+    finally:
+        for folder, _, _ in os.walk(lake.path):
+            Path(folder).chmod(0o755)
+    assert (done.returncode, done.stdout) == (0, plain)
+    assert "captures were not written" in done.stderr
+    assert captured(lake) == []
+    verify(lake)
+
+
 def test_no_thread_is_left_for_the_end_of_the_interpreter(lake: Lake) -> None:
     # It would be killed wherever it is, and take the exit code of the training with it.
     recorder = recording(lake.path)
@@ -298,12 +331,21 @@ def test_an_exception_in_a_hook_is_not_the_training_s(lake: Lake, plain: str) ->
     check(lake, dropped=0)
 
 
-def program(lake: Lake, fault: str) -> "subprocess.CompletedProcess[str]":
+def program(
+    lake: Lake, fault: str, rank: int = 0, ranks: int = 1
+) -> "subprocess.CompletedProcess[str]":
+    module = "tests.helpers.recorded_training"
     return subprocess.run(
-        [sys.executable, "-m", "tests.helpers.recorded_training", lake.path, fault],
+        [sys.executable, "-m", module, lake.path, fault, str(rank), str(ranks)],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=120,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
+        preexec_fn=_obey_permissions if fault == "read-only" else None,
     )
+
+
+def _obey_permissions() -> None:
+    """Take from a process of root that it may write to what is read-only."""
+    ctypes.CDLL(None).prctl(_DROP_CAPABILITY, _IGNORES_PERMISSIONS, 0, 0, 0)

@@ -1,7 +1,7 @@
 """A policy that really learns, in plain torch, with the calls of the recorder in its loop.
 
-As a program, one rank whose lake fails: `python -m tests.helpers.recorded_training LAKE FAULT`;
-it prints the parameters at the end.
+As a program, one rank whose lake fails: `python -m tests.helpers.recorded_training LAKE FAULT`,
+with `RANK RANKS` behind them one of several; it prints the parameters at the end.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -35,12 +37,15 @@ STAGES = (
 )
 
 
-def learn(recorder: Recorder, between: Callable[[int], None] = lambda step: None) -> str:
+def learn(
+    recorder: Recorder, between: Callable[[int], None] = lambda step: None, *, rank: int = 0
+) -> str:
     """Take some steps, each of two micro-batches; the parameters at the end, bit by bit.
 
     Args:
         recorder: Is told of every step.
         between: Called after each step.
+        rank: Whose prompts these are said to be.
     """
     torch.manual_seed(1)
     actor = torch.nn.Embedding(VOCABULARY, VOCABULARY)
@@ -65,7 +70,7 @@ def learn(recorder: Recorder, between: Callable[[int], None] = lambda step: None
                 torch.autograd.backward(loss)
                 recorder.record_policy_loss(
                     prompt,
-                    samples(prompt, raw, reward),
+                    samples(prompt, raw, reward, rank),
                     scalars={"loss": loss},
                     scale=1 / PROMPTS,
                     log_probs=new,
@@ -85,15 +90,16 @@ def log_probs(actor: torch.nn.Module, inputs: torch.Tensor, tokens: torch.Tensor
     return every.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 
-def samples(prompt: int, raw: torch.Tensor, reward: torch.Tensor) -> list[SampleRecord]:
+def samples(prompt: int, raw: torch.Tensor, reward: torch.Tensor, rank: int) -> list[SampleRecord]:
     """The samples of one prompt."""
+    number = rank * PROMPTS + prompt
     return [
         SampleRecord(
-            f"s-{prompt}-{row}",
+            f"s-{number}-{row}",
             LENGTH,
             2 * LENGTH,
             [1] * LENGTH,
-            group_index=prompt,
+            group_index=number,
             raw_reward=float(raw[prompt, row]),
             reward=float(reward[prompt, row]),
         )
@@ -101,10 +107,13 @@ def samples(prompt: int, raw: torch.Tensor, reward: torch.Tensor) -> list[Sample
     ]
 
 
-def recording(lake: str, **changes: object) -> Recorder:
+def recording(lake: str, *, rank: int = 0, ranks: int = 1, **changes: object) -> Recorder:
     """The recorder of this training, as in production."""
     switches = Switches(**{"lake": lake, "run_id": "r", "close_s": 20.0, **changes})  # type: ignore[arg-type]
-    return capture.enable(switches, settings=SETTINGS, step_stages=STAGES)
+    among: dict[str, Any] = {}
+    if ranks > 1:
+        among = {"rank": rank, "expected_ranks": range(ranks), "attempt": 0}
+    return capture.enable(switches, settings=SETTINGS, step_stages=STAGES, **among)
 
 
 def kill(step: int) -> None:
@@ -133,7 +142,13 @@ BETWEEN: dict[str, Callable[[int], None]] = {
 }
 
 
-def main(lake: str, fault: str) -> None:
+def make_read_only(lake: str) -> None:
+    """Let nobody write there any more."""
+    for folder, _, _ in os.walk(lake):
+        Path(folder).chmod(0o555)
+
+
+def main(lake: str, fault: str, rank: str = "0", ranks: str = "1") -> None:
     """Train with a lake that fails in some way, or until killed, or as a flight recorder."""
     warnings.simplefilter("ignore")
     hangs = fault == "hang"
@@ -142,16 +157,20 @@ def main(lake: str, fault: str) -> None:
         keep_last=2 if fault == "crash" else 0,
         close_s=0.0 if hangs else 20.0,
         spool=f"{lake}-spool" if fault == "kill-spooling" else "",
+        rank=int(rank),
+        ranks=int(ranks),
     )
+    if fault == "read-only":
+        make_read_only(lake)
     if hangs:  # as a mount does whose server is gone
         os.fsync = lambda fd: time.sleep(120.0)
     if fault == "disk-full":
         resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
-    found = learn(recorder, BETWEEN.get(fault, lambda step: None))
+    found = learn(recorder, BETWEEN.get(fault, lambda step: None), rank=int(rank))
     sys.stdout.write(found)
     if hangs:
         sys.exit(5)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(*sys.argv[1:])
