@@ -22,90 +22,67 @@ from benchmarks.lakes import PRODUCER, STAGES
 from benchmarks.run import bind_to_one_core, note, require
 from benchmarks.timing import cpu_seconds
 from benchmarks.workload import SAMPLES_PER_PROMPT, Step, small_step
-from trajreplay import Lake, SampleRecord
+from tests.stages.test_composed import CHANGES
+from trajreplay import Lake, ParallelCoordinates, SampleRecord
 from trajreplay.query import Catalog, Selection, select
 from trajreplay.schema.entry import Output
 from trajreplay.schema.lakefile import open_lake
 from trajreplay.schema.settings import PROFILES, Settings, with_changes
+from trajreplay.schema.tables import STEPS
 from trajreplay.stages.advantages import estimated
 from trajreplay.stages.block import Block
+from trajreplay.stages.capability import ability
 from trajreplay.stages.cohort import LoadedCohort
+from trajreplay.stages.compose import summed_components
 from trajreplay.stages.kl import compare_kl
+from trajreplay.stages.outputs import Recorded
 from trajreplay.stages.rewards import Processed, raw_rewards
 from trajreplay.stages.sample_losses import SampleLosses
 from trajreplay.stages.whole import WholeCohorts
 
 REACH = 2.0
+WEIGHTS = 7  # the version that trains; its samples are of the two before
+VALUE = "loss.value"
 MICRO_BATCH = 8
 GRPO = "grpo"
-_MEAN = {"loss.batch_reduction": "mean"}
-_WAYS: Mapping[str, dict[str, Any]] = {
-    GRPO: {},
-    "dr.grpo": {"reward.divide_by_std": False, "loss.aggregation": "seq-mean-token-sum"},
-    "rloo": {"reward.baseline": "leave-one-out", "reward.divide_by_std": False},
-    "gpg": {"reward.rule": "gpg", "loss.surrogate": "reinforce"},
-    "reinforce++": {
-        "reward.grouping": "none",
-        "advantage.estimator": "reinforce++",
-        "advantage.kl_in_reward": True,
-        "advantage.whiten": "cohort",
-    },
-    "reinforce++-baseline": {
-        "advantage.estimator": "reinforce++-baseline",
-        "advantage.whiten": "cohort",
-    },
-    "gae": {"advantage.estimator": "gae", "advantage.lam": 0.95, "advantage.whiten": "cohort"},
-    "remax": {"advantage.estimator": "remax"},
-    "otb": {"advantage.estimator": "otb"},
-    "opd": {"advantage.estimator": "opd", "advantage.opd_coef": 0.1},
-    "gspo": {"loss.ratio": "sequence-mean"},
-    "cispo": {"loss.surrogate": "cispo"},
-    "sapo": {"loss.surrogate": "sapo"},
-    "gmpo": {"loss.surrogate": "gmpo"},
-    "vespo": {"loss.surrogate": "vespo", "loss.old_source": "rollout"},
-    "m2po": {"loss.surrogate": "m2po"},
-    "kl-cov": {"loss.surrogate": "kl-cov"},
-    "dppo": {"loss.surrogate": "dppo"},
-    "dro": {"loss.surrogate": "dro"},
-    "dual clip": {"loss.dual_clip": 3.0},
-    "tis": {"loss.correction": "tis", "loss.correction_bounds": (0.0, 2.0)},
-    "geometric mask": {
-        "loss.correction": "geometric-mask",
-        "loss.correction_bounds": (0.9, 1.1),
-    },
-    "areal m2 threshold": {"loss.m2_threshold": 0.04},
-    "kl loss": {"loss.kl_loss_coef": 0.01, "loss.kl_loss_estimator": "k3"},
-    "micro-batch means": {
-        "loss.aggregation": "token-mean",
-        "loss.mean_over": "micro-batch",
-        **_MEAN,
-    },
+# Token columns beside those of the workload, made where a stage reads them.
+_COLUMNS: Mapping[str, Callable[[Step, np.random.Generator], Any]] = {
+    "rollout_log_probs": lambda step, draw: np.minimum(
+        step.old_log_probs + draw.normal(0, 0.02, step.entropy.shape), 0.0
+    ),
+    "teacher_log_probs": lambda step, draw: step.ref_log_probs,
+    "token_rewards": lambda step, draw: draw.normal(0, 0.1, step.entropy.shape),
+    "sum_pi_squared": lambda step, draw: draw.uniform(0.1, 1, step.entropy.shape),
+    "old_values": lambda step, draw: draw.normal(0, 1, step.entropy.shape),
+    "values": lambda step, draw: draw.normal(0, 1, step.entropy.shape),
+    "message_faults": lambda step, draw: draw.integers(0, 3, step.entropy.shape),
 }
+_PARTS = ("answer", "format")
+_OF_SAMPLES = ("raw_reward", "reward")
 
 
 @dataclass(frozen=True)
 class Way:
-    """Settings to replay under, and what the workload records for them."""
+    """Settings to replay under, and the first stage whose numbers they change."""
 
     name: str
     settings: Settings
+    first: str = ""
 
     @property
-    def columns(self) -> dict[str, Callable[[Step, np.random.Generator], Any]]:
-        """Token columns beside those of the workload, all that any of these settings reads."""
-        noise = 0.02
-        made: dict[str, Callable[[Step, np.random.Generator], Any]] = {
-            "rollout_log_probs": lambda step, draw: np.minimum(
-                step.old_log_probs + draw.normal(0, noise, step.entropy.shape), 0.0
-            )
-        }
-        if self.settings.advantage.estimator == "gae":
-            made["values"] = lambda step, draw: draw.normal(0, 1, step.entropy.shape)
-        if self.settings.advantage.estimator == "otb":
-            made["sum_pi_squared"] = lambda step, draw: draw.uniform(0.1, 1, step.entropy.shape)
-        if self.settings.advantage.opd_coef:
-            made["teacher_log_probs"] = lambda step, draw: step.ref_log_probs
-        return made
+    def stages(self) -> list[str]:
+        """What is declared: the value loss where that is what differs from GRPO's."""
+        return [*STAGES, VALUE] if self.first == VALUE else list(STAGES)
+
+    @property
+    def columns(self) -> list[str]:
+        """The token columns beside those of the workload that a stage reads."""
+        found = (
+            ability(stage, self.settings, ParallelCoordinates(), STEPS.names)
+            for stage in self.stages
+        )
+        reads = {name for one in found for name in one.reads}
+        return [name for name in _COLUMNS if name in reads]
 
 
 def main() -> None:
@@ -142,11 +119,22 @@ def ways() -> list[Way]:
             "loss.batch_reduction": "sum",
         },
     )
-    made = [Way(name, with_changes(base, changes)) for name, changes in _WAYS.items()]
+    made = [Way(GRPO, base)]
+    for name, (changes, first) in CHANGES.items():
+        counted = {"reward.n_samples_per_prompt": _members(changes)}
+        made.append(Way(name, with_changes(base, changes | counted), first))
     for name, one in PROFILES.items():
         counted = {"reward.n_samples_per_prompt": SAMPLES_PER_PROMPT}
         made.append(Way(f"profile {name}", with_changes(one.settings, counted)))
     return made
+
+
+def _members(changes: Mapping[str, Any]) -> int | None:
+    """Samples of a prompt; not stated where groups are of other things."""
+    if changes.get("reward.unit", "sample") != "sample":
+        return None
+    stated = changes.get("reward.n_samples_per_prompt", SAMPLES_PER_PROMPT)
+    return stated and SAMPLES_PER_PROMPT
 
 
 def replayed(lake: Path) -> tuple[float, str]:
@@ -171,32 +159,42 @@ def write(root: Path, way: Way, steps: int) -> tuple[Path, Way]:
         loaded = cohorts.load(place)
         if not isinstance(loaded, LoadedCohort):
             raise SystemExit(f"benchmarks: {way.name}: {loaded.refusal}")
-        columns, scalars = _made(Block([loaded]))
+        columns, scalars = _made(Block([loaded]), way)
         _capture(lake, index, way, drawn[place.rollout_id], columns, scalars)
     require(replayed(lake)[1] in ("pass", "precision"), f"{way.name} does not agree with itself")
     return lake, way
 
 
-def _made(block: Block) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The columns and scalars that the stages of one cohort give, one from the other."""
-    reward = Processed(block, raw_rewards(block)).values.float().double()
+def _made(block: Block, way: Way) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
+    """The columns and, by stage, scalars that the stages of one cohort give, in turn."""
+    raw, scored = raw_rewards(block), block.settings.reward
+    reward = Processed(block, raw).values.float().double()
     kl = compare_kl(block)[1].float().double()
     replaced = {"reward": reward, "kl": kl}
     found = {name: one.float().double() for name, one in estimated(block, replaced).items()}
-    columns = replaced | {name: found[name] for name in ("advantages", "returns")}
-    reads = block.cohorts[0].abilities["loss.policy"].reads
-    losses = SampleLosses(
-        block, "loss.policy", {name: one for name, one in columns.items() if name in reads}
-    )
+    if scored.weights:
+        raw = summed_components(scored, raw)
+    columns = {**replaced, "raw_reward": raw.float().double()}
+    columns |= {name: found[name] for name in ("advantages", "returns")}
+    losses = [one for one in way.stages if one.startswith("loss.")]
+    return columns, {stage: _scalars(block, stage, columns) for stage in losses}
+
+
+def _scalars(block: Block, stage: str, columns: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What a rank records of a loss."""
+    reads = block.cohorts[0].abilities[stage].reads
+    losses = SampleLosses(block, stage, {name: columns[name] for name in columns if name in reads})
     every = torch.arange(len(block.packed.lengths))
     reduction = block.settings.loss.batch_reduction
     scalars = {}
     for name in losses.means:
-        meant = Output("loss.policy", name, 0.0, scope="rank", reduction=reduction)
-        by_batch = losses.denominators.by_batch(meant)
+        meant = Output(stage, name, 0.0, scope="rank", reduction=reduction)
+        denominators = losses.aggregates.of(name)
+        by_batch = denominators.by_batch(meant)
         total = losses.totals(every, by_batch=by_batch)[name]
-        scalars[name] = total / losses.denominators.divisor(meant, every)
-    return columns, {"scope": "rank", "reduction": reduction, "scale": 1.0, **scalars}
+        one = Recorded(meant, block.cohorts[0].owners[0], every, complete=True)
+        scalars[name] = total / denominators.divisor(meant, every) + losses.apart(one)
+    return {"scope": "rank", "reduction": reduction, "scale": 1.0, **scalars}
 
 
 def _capture(
@@ -205,24 +203,11 @@ def _capture(
     way: Way,
     step: Step,
     columns: Mapping[str, Tensor],
-    scalars: Mapping[str, Any],
+    scalars: Mapping[str, Mapping[str, Any]],
 ) -> None:
     draw = np.random.default_rng(index)
-    rewards = columns["reward"].tolist() if columns else step.reward.tolist()
-    samples = [
-        SampleRecord(
-            sample_id=f"s-{row}",
-            group_index=int(step.group_index[row]),
-            response_length=step.response_length,
-            total_length=int(step.prompt_length[row]) + step.response_length,
-            loss_mask=step.loss_mask[row].tolist(),
-            raw_reward=float(step.raw_reward[row]),
-            reward=float(rewards[row]),
-            greedy_reward=0.5,
-            micro_batch_id=f"mb-{row // MICRO_BATCH:04d}",
-        )
-        for row in range(step.samples)
-    ]
+    raw = columns.get("raw_reward", torch.as_tensor(step.raw_reward)).tolist()
+    rewards = columns.get("reward", torch.as_tensor(step.reward)).tolist()
     with Lake.open(path).capture(
         run_id="bench",
         rollout_id=index,
@@ -231,18 +216,51 @@ def _capture(
         expected_ranks=[0],
         settings=way.settings,
         producer=PRODUCER,
-        stages=STAGES,
+        stages=way.stages,
     ) as capture:
-        capture.samples(samples)
+        pairs = enumerate(zip(raw, rewards, strict=True))
+        capture.samples([_sample(step, way, row, *pair) for row, pair in pairs])
         token_columns: dict[str, Any] = dict(step.token_columns())
-        token_columns |= {name: make(step, draw) for name, make in way.columns.items()}
+        token_columns |= {name: _COLUMNS[name](step, draw) for name in way.columns}
         token_columns |= {"returns": step.advantages.reshape(-1)}
-        token_columns |= {name: one for name, one in columns.items() if name != "reward"}
+        token_columns |= {name: one for name, one in columns.items() if name not in _OF_SAMPLES}
         for name, values in token_columns.items():
-            tensor = torch.as_tensor(np.asarray(values, np.float32)).reshape(-1)
-            capture.tensor(name, tensor)
-        if scalars:
-            capture.expected("loss.policy", **scalars)
+            dtype = np.uint8 if name == "message_faults" else np.float32
+            tensor = torch.as_tensor(np.asarray(values, dtype)).reshape(-1)
+            source = "trainer" if name == "log_probs" else None
+            version = None if source is None else WEIGHTS
+            capture.tensor(name, tensor, source=source, weight_version=version)
+        for stage, found in scalars.items():
+            capture.expected(stage, **found)
+
+
+def _sample(step: Step, way: Way, row: int, raw: float, reward: float) -> SampleRecord:
+    """A sample of the workload, and all that some setting asks of one."""
+    length, part = step.response_length, float(step.raw_reward[row])
+    cut, fragments = length // 2, row // 2
+    return SampleRecord(
+        sample_id=f"s-{row}",
+        group_index=int(step.group_index[row]),
+        response_length=length,
+        total_length=int(step.prompt_length[row]) + length,
+        loss_mask=step.loss_mask[row].tolist(),
+        raw_reward=raw,
+        reward=reward,
+        reward_components=dict.fromkeys(_PARTS, part) if way.settings.reward.weights else None,
+        greedy_reward=0.5,
+        kept_baseline=0.4,
+        last_value=0.1,
+        truncated=row % 5 == 0,
+        turns=1 + row % 3,
+        trajectory_id=f"t-{fragments}",
+        fragment_index=row % 2,
+        agent_id=("proposer", "solver")[row % 2],
+        episode_id=f"e-{fragments}",
+        weight_versions=[(0, cut, WEIGHTS - 2), (cut, length, WEIGHTS - 1)],
+        micro_batch_id=f"mb-{row // MICRO_BATCH:04d}",
+        consumer_batch_id=f"cb-{row // SAMPLES_PER_PROMPT}",
+        first_message_length=cut,
+    )
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -38,13 +38,13 @@ def replay_advantage_estimate(block: Block) -> None:
     names = [one for one in ("advantages", "returns") if one in block.packed.table.column_names]
     reads = block.cohorts[0].abilities["advantage.estimate"].reads
     isolated = estimated(block, {})
-    looks = [compare_estimates(block, name, isolated[name], {}) for name in names]
+    looks = compare_estimates(block, {name: isolated[name] for name in names}, {})
     replaced = {name: block.chained[name] for name in reads if name in block.chained}
     chained = None
     final = isolated
     if replaced:
         final = estimated(block, replaced)
-        chained = [compare_estimates(block, name, final[name], replaced) for name in names]
+        chained = compare_estimates(block, {name: final[name] for name in names}, replaced)
     for name, result in zip(names, chained or looks, strict=True):
         if result.disagree is not None:
             recorded = block.packed.tokens(name)
@@ -158,9 +158,8 @@ def _active(block: Block, replaced: dict[str, Tensor]) -> Active | None:
     """The tokens at which advantages are compared: of some that are rejected nothing is used."""
     if block.settings.advantage.counts == "trained":
         return block.active
-    kept = block.packed.mask
-    for against in (0.0, SHARE, -SHARE):
-        kept = kept & _counted(block, replaced, against)
+    # What is kept under wider and under narrower bounds is kept under those that are stated.
+    kept = _counted(block, replaced, SHARE) & _counted(block, replaced, -SHARE)
     trained = [int(kept[start:stop].sum()) for start, stop in block.spans("loss_mask")]
     return Active((~kept).nonzero().squeeze(1), trained)
 
@@ -197,16 +196,26 @@ def _errors(block: Block, replaced: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def compare_estimates(
-    block: Block, name: str, recomputed: Tensor, replaced: dict[str, Tensor]
-) -> Compared:
-    """How recorded advantages or returns compare with those made of some inputs.
+    block: Block, found: Mapping[str, Tensor], replaced: dict[str, Tensor]
+) -> list[Compared]:
+    """How recorded advantages and returns compare with those made of some inputs.
 
     Args:
         block: The cohorts.
-        name: The column.
-        recomputed: (N,) float64. What `estimated` gives.
+        found: (N,) float64 each. By column, what `estimated` gives.
         replaced: What that was given.
     """
+    active = _active(block, replaced)
+    return [_compared(block, name, one, replaced, active) for name, one in found.items()]
+
+
+def _compared(
+    block: Block,
+    name: str,
+    recomputed: Tensor,
+    replaced: dict[str, Tensor],
+    active: Active | None,
+) -> Compared:
     dtype = block.dtypes.get(name, "float32")
 
     def in_float32() -> Tensor:
@@ -230,7 +239,7 @@ def compare_estimates(
         block.tolerance("advantage.estimate", name),
         slack=slack,
         describe=lambda one, old, new: block.token_divergence(name, one, old, new),
-        active=_active(block, replaced),
+        active=active,
         exact=block.as_recorded(name, in_float32()) if block.exact else None,
     )
 

@@ -84,15 +84,10 @@ def recompute(
     if stage == "advantage.estimate":
         made = estimated(block, own)
         names = [one for one in made if one in block.packed.table.column_names]
+        looked = compare_estimates(block, {name: made[name] for name in names}, own)
         return [
-            _elements(
-                block,
-                name,
-                block.packed.tokens(name),
-                made[name],
-                compare_estimates(block, name, made[name], own),
-            )
-            for name in names
+            _elements(block, name, block.packed.tokens(name), made[name], one)
+            for name, one in zip(names, looked, strict=True)
         ]
     return _scalars(block, stage, own, quick=quick)
 

@@ -33,6 +33,29 @@ def test_equals_a_loop_over_tokens(
     assert scanned.tolist() == pytest.approx(references.flat(expected), rel=1e-12, abs=1e-12)
 
 
+@given(ROWS, VALUES, VALUES, st.booleans())
+def test_without_decay_it_has_the_bits_of_one_step_after_another(
+    rows: Packed, pool: list[float], starts: list[float], reverse: bool
+) -> None:
+    terms = rows.tensor(pool)
+    initial = [starts[sample % len(starts)] for sample in range(len(rows.lengths))]
+    scanned = linear_scan(
+        terms,
+        torch.ones_like(terms),
+        rows.offsets,
+        initial=torch.tensor(initial, dtype=torch.float64),
+        reverse=reverse,
+    )
+    expected = []
+    for row, start in zip(references.rows_of(terms.tolist(), rows.lengths), initial, strict=True):
+        state, sums = start, []
+        for value in reversed(row) if reverse else row:
+            state = value + state
+            sums.append(state)
+        expected += sums[::-1] if reverse else sums
+    assert scanned.tolist() == expected
+
+
 @given(ROWS, VALUES, DECAYS)
 def test_forwards_is_backwards_of_the_mirror_image(
     rows: Packed, pool: list[float], rates: list[float]
