@@ -1,7 +1,7 @@
 """Recorders inside a trainer, and readers of other tools' files."""
 
-from trajreplay.capture.background import CaptureWarning
 from trajreplay.capture.enabling import enable, enable_from_env, recorder
+from trajreplay.capture.reasons import CaptureWarning
 from trajreplay.capture.recorder import Recorder
 from trajreplay.capture.selection import Selection
 from trajreplay.capture.switches import Switches

@@ -3,76 +3,29 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
-import ctypes
 import os
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from trajreplay.capture.heartbeat import Noted, resolved
+from trajreplay.capture.handoff import Account, Handoff
+from trajreplay.capture.heartbeat import resolved
 from trajreplay.capture.notes import Notes
-from trajreplay.capture.reasons import kind_of, reason_of
+from trajreplay.capture.reasons import WarnedOnce, kind_of, reason_of
+from trajreplay.capture.threads import leave_alone, start
 from trajreplay.schema.errors import CaptureError
 from trajreplay.schema.events import dump_detail
 
 if TYPE_CHECKING:
-    from trajreplay.capture.pending import Pending
     from trajreplay.schema.identity import CaptureKey
     from trajreplay.schema.store import Store
     from trajreplay.writer.events import Event
 
-Account = Literal["queue", "ring"]
 THREAD = "trajreplay-writer"
-_NICE = 19
-_MOST_KINDS = 30  # of problems that are warned of
 _GRACE_S = 1.0  # for the entries that say what was dropped, once the time to write it is over
-
-
-class CaptureWarning(UserWarning):
-    """Something of a training could not be captured; the training itself goes on."""
-
-
-@dataclass(slots=True, eq=False)
-class Handoff:
-    """A capture on its way to the lake.
-
-    Args:
-        identity: Arguments of `Lake.capture`.
-        pending: What was recorded; None once it is given up.
-        reason: Why it is given up.
-        sources: Rollouts that its samples come from, where it is a step and they may be held.
-        events: Instead of a capture of samples, events; identity then has arguments of
-            `commit_events`.
-    """
-
-    identity: Mapping[str, Any]
-    pending: Pending | None
-    reason: str = ""
-    sources: Sequence[int] = ()
-    events: Sequence[Noted] = ()
-
-    @property
-    def held_bytes(self) -> int:
-        """Memory that waits to be written."""
-        return 0 if self.pending is None else self.pending.held_bytes
-
-    def given_up(self, reason: str) -> Handoff:
-        """The same capture without its data, to be noted in the lake."""
-        if self.pending is None:  # given up before, for a reason of its own, or events
-            return self
-        self.release()
-        return replace(self, pending=None, reason=reason)
-
-    def release(self) -> None:
-        """Let go of its memory; nothing of it is written any more."""
-        if self.pending is not None:
-            self.pending.copier.release()
 
 
 class Background:
@@ -88,6 +41,7 @@ class Background:
         written: Is called whenever a capture was committed.
 
     Attributes:
+        warn: Warns of what goes wrong.
         errors: What went wrong while writing, where that is asked for.
         closing_s: How long the end waited. Seconds.
     """
@@ -114,12 +68,11 @@ class Background:
         self._notes = Notes(self._commit)
         self._closing = self._hurried = False
         self._changed = threading.Condition()
-        self._warned: set[str] = set()
+        self.warn = WarnedOnce()
         self._pid = os.getpid()
         self.errors: list[Exception] = []
         self.closing_s = 0.0
-        self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
-        self._thread.start()
+        self._thread = start(THREAD, self._run)
         atexit.register(self._at_exit)
 
     def put(self, handoff: Handoff, account: Account = "queue") -> str:
@@ -197,7 +150,6 @@ class Background:
         leave_alone(self._thread)
 
     def _run(self) -> None:
-        make_nice()
         while (given := self._queue.get()) is not None:
             size, account = given[0].held_bytes, given[1]
             self._take(given[0])
@@ -256,14 +208,6 @@ class Background:
             error.__cause__ = error.__context__ = None
             self.errors.append(error.with_traceback(None))
 
-    def warn(self, kind: str, message: str) -> None:
-        """Warn, once for each kind, and of no more kinds than a person reads."""
-        if kind in self._warned or len(self._warned) > _MOST_KINDS:
-            return
-        self._warned.add(kind)
-        last = len(self._warned) > _MOST_KINDS
-        warn(f"{message}; further problems are not told" if last else message)
-
 
 def _commit_beside(store: Store, events: Sequence[Event], identity: Mapping[str, Any]) -> None:
     """Commit events under their name, or the next one that is free.
@@ -293,7 +237,7 @@ def _note_fates(store: Store, key: CaptureKey, handoff: Handoff) -> None:
     assert handoff.pending is not None
     events = [
         Event(fate, sample_id=sample_id, reason=reason, time_us=time_us)
-        for fate, sample_id, reason, time_us in handoff.pending.ledger
+        for fate, sample_id, reason, time_us in handoff.pending.ledger.rows
     ]
     if events:
         commit_events(
@@ -303,28 +247,3 @@ def _note_fates(store: Store, key: CaptureKey, handoff: Handoff) -> None:
             expected_ranks=handoff.identity["expected_ranks"],
             producer=handoff.identity["producer"],
         )
-
-
-def make_nice() -> None:
-    """Have this thread run when no other wants to."""
-    with contextlib.suppress(OSError, AttributeError):  # where threads have no priority
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-
-
-def leave_alone(thread: threading.Thread) -> None:
-    """Have the process end without the destructors of native libraries, if a thread works on.
-
-    They run once the interpreter has ended, and take from a thread that is in native code what it
-    uses, which ends the process with an abort. With glibc the process leaves before them, with
-    the status that it has; elsewhere nothing is changed.
-    """
-    if thread.is_alive():
-        with contextlib.suppress(OSError, AttributeError):
-            libc = ctypes.CDLL(None)
-            libc.on_exit(libc._exit, None)  # what is registered last is called first
-
-
-def warn(message: str) -> None:
-    """Warn; where warnings are errors, nothing is raised either."""
-    with contextlib.suppress(CaptureWarning):
-        warnings.warn(f"trajreplay: {message}", CaptureWarning, stacklevel=4)

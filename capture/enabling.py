@@ -94,9 +94,9 @@ def enable(
         CaptureError: Under `strict`, what is only warned of otherwise.
         DatasetError: Likewise.
     """
-    from trajreplay.capture.background import warn
     from trajreplay.capture.declared import check_said
     from trajreplay.capture.live import LiveRecorder
+    from trajreplay.capture.reasons import warn
     from trajreplay.capture.spool import prepare
 
     for stages in (rollout_stages, step_stages):

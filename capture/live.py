@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from trajreplay.capture.copies import Copier
-from trajreplay.capture.declared import UNKNOWN, check_said, whole
-from trajreplay.capture.guarded import Level, guarded, uncompiled
-from trajreplay.capture.heartbeat import Beat, Heartbeats, problem_of_end
-from trajreplay.capture.losses import Losses
+from trajreplay.capture.guarded import Level, guarded
+from trajreplay.capture.heartbeat import Heartbeats, problem_of_end
+from trajreplay.capture.opened import Opened, Stages
 from trajreplay.capture.outlet import Outlet
-from trajreplay.capture.pending import Pending
-from trajreplay.capture.reasons import kind_of, reason_of
-from trajreplay.capture.slots import Slots
-from trajreplay.capture.values import number
-from trajreplay.schema.errors import CaptureError, bare, is_name, listed, named, shown
+from trajreplay.capture.reasons import reason_of
+from trajreplay.schema.errors import bare, is_name, named
 
 if TYPE_CHECKING:
     from trajreplay.capture.ranks import Place
     from trajreplay.capture.switches import Switches
-    from trajreplay.schema import RecomputeConfig, SampleRecord, Settings, StageContract
-
-Stages = Sequence["str | StageContract"]
+    from trajreplay.schema import RecomputeConfig, Settings
 
 
-class LiveRecorder(Losses):
+class LiveRecorder(Opened):
     """Records; see `Recorder`.
 
     Args:
@@ -37,8 +30,6 @@ class LiveRecorder(Losses):
         rollout_stages, step_stages: Stages that can be recomputed.
         identity: Further arguments of `Lake.capture` that all captures share.
     """
-
-    enabled = True
 
     def __init__(
         self,
@@ -51,15 +42,7 @@ class LiveRecorder(Losses):
         identity: Mapping[str, Any],
     ) -> None:
         self.attempt = place.attempt
-        self._settings, self._strict = settings, switches.strict
-        self._gradients = switches.gradients
-        self._stages: dict[Level, Stages] = {"rollout": rollout_stages, "step": step_stages}
-        self._checked: list[tuple[Any, Any]] = []  # the last settings and stages that were
-        self._open: dict[Level, Pending | None] = {}
-        self._given_up: set[Level] = set()  # what was dropped while the training goes on with it
-        self._routing: Mapping[str, Any] = {}
-        self._slots = Slots(switches.queue_bytes, switches.device_bytes)
-        self._outlet = Outlet(
+        outlet = Outlet(
             switches,
             {
                 **identity,
@@ -71,189 +54,12 @@ class LiveRecorder(Losses):
                 "redaction": switches.redaction,
             },
         )
-
+        stages: Mapping[Level, Stages] = {"rollout": rollout_stages, "step": step_stages}
+        heartbeats = Heartbeats(outlet.take_events, counts=place.resumed_from is None)
+        super().__init__(switches, outlet, heartbeats, settings, stages)
         self._closed = False
-        self._beat: Beat | None = None
         self._handled = sys.exc_info()[1]  # a training that is tried again begins in a handler
-        counts = place.resumed_from is None
-        self._heartbeats = Heartbeats(self._outlet.take_events, counts=counts)
         atexit.register(self._at_exit)  # after that of the outlet, so that it is called before
-
-    @guarded
-    def describe_routes(
-        self, num_experts: int | None = None, layer_numbers: Sequence[int] | None = None
-    ) -> None:
-        """As of `Recorder`."""
-        numbers = None if layer_numbers is None else tuple(layer_numbers)
-        self._routing = {"num_experts": num_experts, "layer_numbers": numbers}
-
-    @guarded
-    def begin_rollout(self, rollout_id: int, **options: Any) -> None:
-        """As of `Recorder`."""
-        self._begin("rollout", {"rollout_id": rollout_id}, options)
-
-    @guarded
-    def begin_step(self, rollout_id: int, step_id: int, **options: Any) -> None:
-        """As of `Recorder`."""
-        self._settle_beat({})  # of a step that was begun and never ended
-        self._begin("step", {"rollout_id": rollout_id, "step_id": step_id}, options)
-
-    def _begin(self, level: Level, place: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-        uncompiled(self)
-        self._given_up.add(level)  # unless it begins as it should
-        if (before := self._open.pop(level, None)) is not None:
-            before.fail(f"it was not ended when {level} {shown(place['rollout_id'])} began")
-            self._outlet.take(before)
-        at = {name: whole(name, value) for name, value in place.items()}
-        rollout_id, step_id = at["rollout_id"], at.get("step_id")
-        self._given_up.discard(level)
-        if step_id is not None:
-            self._beat = Beat(rollout_id, step_id)
-        if (fate := self._outlet.fate(rollout_id, step_id)) == "none":
-            self._open[level] = None
-            return
-        problem = None
-        try:
-            options = self._options(level, **given)
-        except Exception as error:  # noqa: BLE001 - the capture is noted, and says so
-            options, problem = UNKNOWN, error
-        pending = self._open[level] = Pending(
-            rollout_id,
-            step_id,
-            options,
-            Copier(self._slots),
-            held=fate == "held",
-            routing=self._routing,
-        )
-        if problem is not None:
-            pending.fail(f"begin_{level}: {reason_of(problem)}")
-            self._tell(f"begin_{level}", problem)
-
-    def _options(
-        self,
-        level: Level,
-        *,
-        settings: Settings | RecomputeConfig | None = None,
-        stages: Stages | None = None,
-        cohort_size: int | None = None,
-    ) -> Mapping[str, Any]:
-        """What a capture says of itself."""
-        known = self._settings if settings is None else settings
-        these = self._stages[level] if stages is None else stages
-        if known is None:
-            raise CaptureError(
-                f"the settings of a {level} are not known, expected those in force",
-                hint=f"Give settings to enable, or to begin_{level}.",
-            )
-        stated = settings is not None or stages is not None  # the others were checked at start
-        if stated and not any(known is one and these is two for one, two in self._checked):
-            check_said(known, these)
-            self._checked = [*self._checked[-1:], (known, these)]
-        size = None if cohort_size is None else whole("cohort_size", cohort_size)
-        return {"settings": known, "stages": these, "cohort_size": size}
-
-    @guarded
-    def record(
-        self,
-        samples: Sequence[SampleRecord],
-        *,
-        origins: Mapping[str, Mapping[str, Any]] | None = None,
-        **columns: Any,
-    ) -> None:
-        """As of `Recorder`."""
-        if (pending := self._recording("rollout")) is not None:
-            pending.append(samples, columns, origins)
-
-    @guarded
-    def note(self, fate: str, sample_ids: Sequence[str], reason: str = "") -> None:
-        """As of `Recorder`."""
-        if (pending := self._recording("rollout")) is not None:
-            pending.note(fate, sample_ids, reason)
-
-    @guarded
-    def record_scalars(
-        self, stage: str, scalars: Mapping[str, Any], *, scope: str = "rank", **meaning: Any
-    ) -> None:
-        """As of `Recorder`."""
-        if (pending := self._recording("step")) is not None:
-            pending.scalars(stage, scalars, {"scope": scope, **meaning})
-
-    def _recording(self, level: Level) -> Pending | None:
-        """The open capture; None where it is not selected, or is given up already."""
-        if level in self._given_up:
-            return None
-        if level not in self._open:
-            raise CaptureError(
-                f"something is recorded of a {level}, and none was begun",
-                hint=f"Call begin_{level}() before, and end_{level}() after.",
-            )
-        pending = self._open[level]
-        return None if pending is None or pending.problems else pending
-
-    @guarded
-    def end_rollout(self) -> None:
-        """As of `Recorder`."""
-        self._end("rollout")
-
-    @guarded
-    def end_step(self, **scalars: Any) -> None:
-        """As of `Recorder`."""
-        holds = self._outlet.holds_steps
-        if holds:
-            self._outlet.look()  # before one more step makes the ring let go of the oldest
-        beat = self._settle_beat(scalars)
-        pending = self._end("step")
-        if holds and beat is not None:
-            told: dict[str, list[Any]] = {} if pending is None else pending.seen
-            for name, value in scalars.items():
-                told.setdefault(name, []).append(number(value))
-            # Also what came after its capture was given up.
-            told.setdefault("loss", []).extend(beat.losses)
-            self._outlet.check(str(beat), told)
-
-    def _settle_beat(self, scalars: Mapping[str, Any]) -> Beat | None:
-        """Note the heartbeat of the open step, whatever became of its capture."""
-        beat, self._beat = self._beat, None
-        if beat is not None:
-            self._heartbeats.add(beat, scalars)
-        return beat
-
-    def _end(self, level: Level) -> Pending | None:
-        if level in self._given_up:
-            self._given_up.remove(level)
-            return None
-        if level not in self._open:
-            raise CaptureError(f"a {level} ends, and none was begun")
-        if (pending := self._open[level]) is not None:
-            try:  # while it is open, so that a problem is one of its own
-                self._settle(level, pending)
-            except Exception as error:  # noqa: BLE001 - as of a guarded method
-                self.failed("gradients", error)
-        del self._open[level]
-        if pending is not None:
-            self._outlet.take(pending)
-        return pending
-
-    def _settle(self, level: Level, pending: Pending) -> None:
-        blind = pending.settle()
-        if pending.differing:
-            self._outlet.background.warn(
-                "origins",
-                f"{pending}: micro-batches differ in the {listed(sorted(pending.differing), 3)}, "
-                "which is left out; give each the same origins, or end the step between them",
-            )
-        if blind and self._gradients and level == "step" and not pending.problems:
-            self._outlet.background.warn(
-                "gradients",
-                f"{pending}: no gradient is recorded of {blind} micro-batches: their log_probs "
-                "are in no graph; hand over the tensor that the loss is computed from",
-            )
-
-    def is_recording(self, level: str) -> bool:
-        """As of `Recorder`."""
-        told: Mapping[str, Pending | None] = self._open  # type: ignore[assignment]
-        pending = told.get(level)
-        return pending is not None and not pending.problems
 
     @guarded
     def drop(self, reason: str) -> None:
@@ -297,12 +103,6 @@ class LiveRecorder(Losses):
             if pending is not None:
                 pending.fail(f"{bare(where)}: {reason}")
         self._tell(where, error)
-
-    def _tell(self, where: str, error: Exception) -> None:
-        """Warn, once of each problem; raise where that is asked for."""
-        if self._strict:
-            raise error
-        self._outlet.background.warn(f"{where} {kind_of(error)}", f"{where}: {error!r:.500}")
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """As of `Recorder`."""

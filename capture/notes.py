@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trajreplay.schema.errors import CaptureError, SchemaError
 
 if TYPE_CHECKING:
-    from trajreplay.capture.background import Handoff
+    from trajreplay.capture.handoff import Handoff
 
 _MOST = 1 << 14  # of a lake that is gone for good
 

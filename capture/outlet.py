@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from trajreplay.capture.background import Account, Background, Handoff
+from trajreplay.capture.background import Background
+from trajreplay.capture.handoff import Account, Handoff
 from trajreplay.capture.heartbeat import Noted
 from trajreplay.capture.pending import Pending
 from trajreplay.capture.promoter import Promoter
@@ -92,7 +93,7 @@ class Outlet:
             handoff = handoff.given_up(listed(pending.problems, 5))
         if pending.held:  # though it be given up: nobody asked for it, nor for its rollouts
             for one, reason in self._ring.add(handoff):
-                self.background.warn("ring", f"{_named(one)} is only noted: {reason}")
+                self.background.warn("ring", f"{one} is only noted: {reason}")
             return
         self._put([handoff])
         if sources:
@@ -129,7 +130,7 @@ class Outlet:
     def _put(self, handoffs: Iterable[Handoff], account: Account = "queue") -> None:
         for one in handoffs:
             if reason := self.background.put(one, account):
-                self.background.warn("queue", f"{_named(one)} was dropped: {reason}")
+                self.background.warn("queue", f"{one} was dropped: {reason}")
         # In a test, what goes wrong in the other thread is raised in this one.
         if self._switches.strict and threading.current_thread() is threading.main_thread():
             self.background.flush()
@@ -180,11 +181,3 @@ class Outlet:
         self.background.keep(error)
         kind = f"spool {type(error).__name__}"
         self.background.warn(kind, f"a capture stays in the spool: {error}")
-
-
-def _named(handoff: Handoff) -> str:
-    """A capture in words."""
-    if handoff.events:
-        return f"events: {len(handoff.events)} of them"
-    rollout_id, step_id = handoff.identity["rollout_id"], handoff.identity["step_id"]
-    return f"rollout {rollout_id}" + ("" if step_id is None else f" step {step_id}")

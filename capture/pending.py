@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from trajreplay.capture.copies import Block, Copier, Rows
-from trajreplay.capture.values import bytes_of, frozen, kept, read, settled, thawed
+from trajreplay.capture.told import Ledger, Origins, Scalars
+from trajreplay.capture.values import bytes_of, frozen, thawed
 from trajreplay.capture.witness import Witness
-from trajreplay.schema.errors import CaptureError, is_name, listed, named
-from trajreplay.schema.events import check_fate
-from trajreplay.schema.identity import check_id
+from trajreplay.schema.errors import CaptureError, listed, named
 from trajreplay.schema.records import SampleRecord
 from trajreplay.schema.tables import EXPERT_LISTS, GRADIENTS, length_column
 
@@ -35,7 +33,9 @@ class Pending:
         routing: What is said of all routes, as arguments of a capture's `routes`.
 
     Attributes:
-        differing: What micro-batches say differently of where a column comes from.
+        scalars: What its stages came to.
+        origins: Where its columns come from.
+        ledger: What became of its samples, and of others.
     """
 
     rollout_id: int
@@ -45,18 +45,17 @@ class Pending:
     held: bool = False
     routing: Mapping[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    differing: set[str] = field(default_factory=set)
+    scalars: Scalars = field(default_factory=Scalars)
+    origins: Origins = field(default_factory=Origins)
+    ledger: Ledger = field(default_factory=Ledger)
     _samples: list[SampleRecord] = field(default_factory=list)
     _micro_batches: list[str | None] = field(default_factory=list)
     # Values of list columns by name, the masks among them, by the row that is their first.
     _blocks: dict[int, dict[str, Rows]] = field(default_factory=dict)
-    _origins: dict[str, dict[str, Any]] = field(default_factory=dict)
     _record_bytes: int = 0
-    _scalars: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     _batches: dict[int, tuple[int, list[str]]] = field(default_factory=dict)
     _losses: set[tuple[int, str]] = field(default_factory=set)
     _witnesses: dict[int, Witness] = field(default_factory=dict)
-    ledger: list[tuple[str, str, str | None, int]] = field(default_factory=list)
 
     def __str__(self) -> str:
         step = "" if self.step_id is None else f" step {self.step_id}"
@@ -64,7 +63,7 @@ class Pending:
 
     @property
     def held_bytes(self) -> int:
-        """Memory that its copies take, and its records."""
+        """Memory that its copies and records take."""
         return self.copier.held_bytes + self._record_bytes
 
     @property
@@ -72,16 +71,6 @@ class Pending:
         """Rollouts that its samples come from."""
         given = {one.source_rollout_id for one in self._samples}
         return {self.rollout_id if one is None else one for one in given}
-
-    @property
-    def seen(self) -> dict[str, list[Any]]:
-        """Its scalars, all values of each, as they were handed over."""
-        found: dict[str, list[Any]] = {}
-        for _, scalars in self._scalars:
-            for name, value in scalars.items():
-                if name not in _MEANING:
-                    found.setdefault(name, []).append(value)
-        return found
 
     def append(
         self,
@@ -113,16 +102,7 @@ class Pending:
         self._micro_batches += [micro_batch_id] * len(samples)
         self._record_bytes += bytes_of(samples)
         self._keep(at, copied)
-        self._note_origins(origins or {})
-
-    def _note_origins(self, origins: Mapping[str, Mapping[str, Any]]) -> None:
-        """Note where columns come from; what micro-batches say otherwise is none's."""
-        for column, told in origins.items():
-            known = self._origins.setdefault(column, {})
-            for name, value in told.items():
-                if value is not None and known.setdefault(name, kept(value)) != kept(value):
-                    known[name] = None
-                    self.differing.add(f"{name} of {column}")
+        self.origins.note(origins or {})
 
     def _keep(self, at: int, copied: Mapping[str, Rows]) -> None:
         if at < len(self._samples):  # a micro-batch without rows has none to begin at
@@ -141,13 +121,12 @@ class Pending:
         """Append one micro-batch with the scalars of a loss; once, however often it is seen.
 
         Raises:
-            CaptureError: It has no index, or is another one than was seen under this index.
+            CaptureError: It has no index, or is another one than was seen under it.
         """
         if index is None:
             raise CaptureError(
                 f"{self}: a micro-batch of {len(samples)} samples has no index",
-                hint="Number the micro-batches of a step; a forward pass that is repeated to save "
-                "memory keeps its number.",
+                hint="Number the micro-batches of a step; a repeated pass keeps its number.",
             )
         ids = [one.sample_id for one in samples]
         name = MICRO_BATCH_ID.format(index)
@@ -165,12 +144,12 @@ class Pending:
                 )
             if (index, stage) in self._losses:
                 return
-            self._complete(at, samples, columns, origins)
+            self._complete(at, samples, columns)
+            self.origins.note(origins or {})
         self._losses.add((index, stage))
-        values = _kept(scalars)
-        if values:
-            told = {"scope": "micro_batch", "reduction": "mean", **_kept(meaning)}
-            self._scalars.append((stage, {**values, **told, "micro_batch_id": name}))
+        if scalars:
+            usual = {"scope": "micro_batch", "reduction": "mean"}
+            self.scalars.note(stage, scalars, {**usual, **meaning, "micro_batch_id": name})
 
     def watch(self, index: int, log_probs: Any, failed: Callable[[Exception], None]) -> None:
         """Record what is propagated back to the log-probs of a micro-batch, once it is.
@@ -209,27 +188,8 @@ class Pending:
                 self._keep(self._batches[index][0], {GRADIENTS: block})
         return blind
 
-    def note(self, fate: str, sample_ids: Sequence[str], reason: str) -> None:
-        """Note what became of samples, now.
-
-        Raises:
-            SchemaError: It is no fate of a sample, a reason that is no word, or an id that is none.
-        """
-        check_fate(fate, reason)
-        now = time.time_ns() // 1000
-        ids = [check_id("sample_id", one) for one in sample_ids]
-        self.ledger += [(fate, one, reason or None, now) for one in ids]
-
-    def scalars(self, stage: str, scalars: Mapping[str, Any], meaning: Mapping[str, Any]) -> None:
-        """Note scalars of the whole rank or cohort."""
-        self._scalars.append((stage, _kept({**scalars, **meaning})))
-
     def _complete(
-        self,
-        at: int,
-        samples: Sequence[SampleRecord],
-        columns: Mapping[str, Any],
-        origins: Mapping[str, Mapping[str, Any]] | None,
+        self, at: int, samples: Sequence[SampleRecord], columns: Mapping[str, Any]
     ) -> None:
         """Add columns to a micro-batch that the other loss has brought."""
         known = self._blocks.get(at, {})
@@ -237,7 +197,6 @@ class Pending:
         lengths = [one.response_length for one in samples]
         if samples:
             self._keep(at, self._copied(samples, lengths, missing))
-        self._note_origins(origins or {})
 
     def _copied(
         self, samples: Sequence[SampleRecord], lengths: list[int], columns: Mapping[str, Any]
@@ -277,11 +236,8 @@ class Pending:
             if name in EXPERT_LISTS:
                 capture.routes(name, self._rows(placed), **self.routing)
             else:
-                capture.tensor(name, self._rows(placed), **self._origins.get(name, {}))
-        for stage, scalars in self._scalars:
-            if texts := [name for name in scalars if not is_name(name)]:
-                raise CaptureError(f"a scalar is called {named(texts[0])}, expected a name")
-            capture.expected(stage, **read(scalars))
+                capture.tensor(name, self._rows(placed), **self.origins.of(name))
+        self.scalars.write(capture)
 
     def _rows(self, blocks: Mapping[int, Rows]) -> list[Any]:
         """One value a sample; None of a micro-batch that had no such column."""
@@ -290,10 +246,3 @@ class Pending:
             rows = block.rows()
             found[at : at + len(rows)] = rows
         return found
-
-
-_MEANING = ("scale", "denominator", "numerator")  # what is told of scalars beside them
-
-
-def _kept(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: settled(value) for name, value in values.items()}

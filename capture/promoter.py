@@ -8,8 +8,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from trajreplay.capture.background import leave_alone, make_nice, warn
+from trajreplay.capture.reasons import warn
 from trajreplay.capture.spool import BusyError, promoted, waiting
+from trajreplay.capture.threads import leave_alone, start
 from trajreplay.schema.errors import TrajReplayError
 
 THREAD = "trajreplay-promoter"
@@ -43,8 +44,7 @@ class Promoter:
         self._deadline = math.inf
         self._asked = threading.Event()
         self._pid = os.getpid()
-        self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
-        self._thread.start()
+        self._thread = start(THREAD, self._run)
 
     def written(self) -> None:
         """A capture was committed to the spool."""
@@ -81,7 +81,6 @@ class Promoter:
         return left
 
     def _run(self) -> None:
-        make_nice()
         while self._deadline == math.inf:
             self._promote(0.0)  # at first what another process may have left
             self._asked.wait(_PROMOTED_EVERY_S)

@@ -1,12 +1,15 @@
-"""Why something was given up, in words that a lake may keep."""
+"""Why something was given up, in words that a lake may keep, and the warning of it."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+import warnings
 
 from trajreplay.schema.errors import TrajReplayError
 
 _MOST_CHARACTERS = 4096
+_MOST_KINDS = 30  # of problems that are warned of
 # What differs between messages of one problem: what they quote, numbers, hashes, folders of tests.
 _PARTICULAR = re.compile(r"'[^']*'|\"[^\"]*\"|[\w./-]*\d[\w./-]*")
 
@@ -43,3 +46,33 @@ def kind_of(error: BaseException) -> str:
         root = root.__cause__
     text = error.message if isinstance(error, TrajReplayError) else str(error)
     return f"{name} {_PARTICULAR.sub('#', text)[:200]}"
+
+
+class CaptureWarning(UserWarning):
+    """Something of a training could not be captured; the training itself goes on."""
+
+
+class WarnedOnce:
+    """Warns once for each kind of problem, and of no more kinds than a person reads."""
+
+    def __init__(self) -> None:
+        self._kinds: set[str] = set()
+
+    def __call__(self, kind: str, message: str) -> None:
+        """Warn, unless it was done for this kind.
+
+        Args:
+            kind: What messages of one problem have in common.
+            message: What went wrong.
+        """
+        if kind in self._kinds or len(self._kinds) > _MOST_KINDS:
+            return
+        self._kinds.add(kind)
+        last = len(self._kinds) > _MOST_KINDS
+        warn(f"{message}; further problems are not told" if last else message)
+
+
+def warn(message: str) -> None:
+    """Warn; where warnings are errors, nothing is raised either."""
+    with contextlib.suppress(CaptureWarning):
+        warnings.warn(f"trajreplay: {message}", CaptureWarning, stacklevel=4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from trajreplay.capture.background import Handoff
+from trajreplay.capture.handoff import Handoff
 
 _GONE = "it was no longer held when a step that consumed from it was captured"
 _TWICE = "it was recorded twice, and neither block has all of its samples; record it in one"

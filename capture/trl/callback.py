@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from trajreplay.capture.background import warn
 from trajreplay.capture.enabling import enable
+from trajreplay.capture.reasons import warn
 from trajreplay.capture.recorder import Recorder
 from trajreplay.capture.switches import Switches
 from trajreplay.capture.trl.hooks import METHODS, Hooks

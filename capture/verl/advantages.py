@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from trajreplay.capture.enabling import enable
-from trajreplay.capture.reasons import reason_of
 from trajreplay.capture.recorder import Recorder
 from trajreplay.capture.switches import Switches
 from trajreplay.capture.verl.rows import lengths_of, producer, shown_rewards
@@ -128,7 +127,7 @@ class Driver:
         rollout_id, self._rollout_id = self._rollout_id, self._rollout_id + 1
         if self._recorder is not None:
             self._recorder.begin_rollout(rollout_id, settings=Settings())
-            self._recorder.drop(f"an estimate could not be looked at: {reason_of(error)}")
+            self._recorder.drop(f"estimate-not-seen:{type(error).__name__}")
             self._recorder.end_rollout()
 
     def close(self) -> None:

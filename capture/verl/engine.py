@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 from trajreplay.capture.enabling import enable
-from trajreplay.capture.reasons import reason_of
 from trajreplay.capture.recorder import Recorder
 from trajreplay.capture.switches import Switches
 from trajreplay.capture.verl.rows import producer
@@ -114,7 +113,7 @@ class Worker:
 
     def failed(self, error: Exception) -> None:
         """A micro-batch could not be looked at: its step is given up, and the lake says so."""
-        self._lost = f"a loss could not be looked at: {reason_of(error)}"
+        self._lost = f"loss-not-seen:{type(error).__name__}"
         if self._recorder is not None:  # else the step is begun with the next one
             self.begin(lambda: {"settings": Settings()})
 

@@ -9,8 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trajreplay.capture.background import warn
-from trajreplay.capture.reasons import reason_of
+from trajreplay.capture.reasons import reason_of, warn
 from trajreplay.capture.switches import Switches
 from trajreplay.capture.verl.advantages import Driver
 from trajreplay.capture.verl.critic import Critic

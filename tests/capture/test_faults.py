@@ -277,7 +277,7 @@ HANGING = """
 import atexit, sys, threading, time
 import pyarrow as pa
 import pyarrow.parquet as pq
-from trajreplay.capture.background import leave_alone
+from trajreplay.capture.threads import leave_alone
 
 def write():
     table = pa.table({"a": pa.array(range(1_000_000), pa.float64())})

@@ -33,7 +33,8 @@ from tests.helpers.recorded import (
 from tests.helpers.scenes import WAY, drawn
 from trajreplay import Lake, ProducerInfo, SampleRecord, SchemaError, capture
 from trajreplay.capture import CaptureWarning, Recorder, Selection
-from trajreplay.capture.background import Background, Handoff
+from trajreplay.capture.background import Background
+from trajreplay.capture.handoff import Handoff
 from trajreplay.capture.triggers import Triggers, Watch
 
 
