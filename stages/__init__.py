@@ -1,5 +1,6 @@
 """Every stage from reward to loss, recomputed from what was captured, and judged."""
 
+from trajreplay.stages.counterfactual import CohortChange, FieldChange, WhatIf
 from trajreplay.stages.plan import replay
 from trajreplay.stages.plugins import RewardFunction
 from trajreplay.stages.report import (
@@ -10,7 +11,7 @@ from trajreplay.stages.report import (
     StageResult,
 )
 from trajreplay.stages.reuse import AdvantageKernel, Kernel, KlKernel, LossKernel, RewardKernel
-from trajreplay.stages.what_if import CohortChange, FieldChange, WhatIf, what_if
+from trajreplay.stages.what_if import what_if
 
 __all__ = [
     "AdvantageKernel",

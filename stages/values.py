@@ -22,6 +22,9 @@ from trajreplay.stages.sample_losses import SampleLosses
 _LEAST = sys.float_info.min
 
 
+Key = tuple[str, str]  # a field, and what of it has a value
+
+
 @dataclass(frozen=True)
 class Values:
     """What is recorded of one field of a stage, and what it should be.
@@ -47,6 +50,11 @@ class Values:
     undecided: int
     places: tuple[str, ...]
     samples: Tensor
+
+    @property
+    def key(self) -> Key:
+        """What tells it from the other values of a stage: a field may be recorded of several."""
+        return self.field, self.per
 
 
 def recompute(
@@ -152,7 +160,7 @@ def _scalars(block: Block, stage: str, replaced: dict[str, Tensor], *, quick: bo
         if one.output.scope != "sample"
     }
     hopeless = quick and _is_wrong(each for found in summed.values() for each in found)
-    by_field: dict[str, list[_Row]] = {}
+    by_key: dict[Key, list[_Row]] = {}
     for number, one in enumerate(given):
         name = one.output.field
         rank = one.entry.key.rank
@@ -163,7 +171,7 @@ def _scalars(block: Block, stage: str, replaced: dict[str, Tensor], *, quick: bo
                 differs = torch.zeros(len(recorded), dtype=torch.bool)
             undecided = compared.looks[0].undecided
             row: _Row = (recorded, recomputed, differs, one.samples, undecided, [])
-            by_field.setdefault(name, []).append(row)
+            by_key.setdefault((name, "sample"), []).append(row)
             continue
         for scalar in summed[number]:
             found = scalar.divergence
@@ -180,9 +188,9 @@ def _scalars(block: Block, stage: str, replaced: dict[str, Tensor], *, quick: bo
                 look.undecided,
                 [place],
             )
-            by_field.setdefault(label, []).append(row)
+            by_key.setdefault((label, "scalar"), []).append(row)
     made = []
-    for name, rows in by_field.items():
+    for (name, per), rows in by_key.items():
         recorded, recomputed, differs, samples = (
             torch.cat([row[part] for row in rows])  # type: ignore[misc]
             for part in range(4)
@@ -190,7 +198,7 @@ def _scalars(block: Block, stage: str, replaced: dict[str, Tensor], *, quick: bo
         made.append(
             Values(
                 name,
-                "sample" if bool((samples >= 0).any()) else "scalar",
+                per,
                 recorded,
                 recomputed,
                 differs & ~_same(recorded, recomputed),

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
@@ -17,8 +13,10 @@ from trajreplay.schema.contracts import STAGE_NAMES
 from trajreplay.schema.errors import QueryError, TrajReplayError
 from trajreplay.stages.block import Block
 from trajreplay.stages.cohort import LoadedCohort
+from trajreplay.stages.counterfactual import CohortChange, FieldChange, WhatIf
+from trajreplay.stages.handing_on import HANDED_ON, Handed, Handover, taken_over
 from trajreplay.stages.judge import DEFAULT_MEMORY_BYTES
-from trajreplay.stages.report import CohortReport, json_float
+from trajreplay.stages.report import CohortReport
 from trajreplay.stages.values import Values, recompute
 from trajreplay.stages.variants import COMPUTED, Variant, changed_settings, varied
 from trajreplay.stages.whole import WholeCohorts, block_of
@@ -31,102 +29,6 @@ _READ_BY = {
     "loss": ("loss.policy", "loss.value", "advantage.estimate"),  # whose weights may be the loss's
     "value": ("loss.value",),
 }
-# Columns that a step takes over from the rollouts that it consumed from.
-_HANDED_ON = ("reward", "kl", "advantages", "returns")
-
-
-@dataclass(frozen=True)
-class FieldChange:
-    """What other settings make of one recorded field of a stage.
-
-    Args:
-        stage: The stage.
-        field: The column or scalar.
-        per: What has a value: sample, token or scalar.
-        values: How many values were recomputed, those of masked tokens left out.
-        changed: How many of them change.
-        max_change: The largest change; NaN where one becomes NaN or ceases to be it.
-        where: The sample, rank or micro-batch of that change, or nothing.
-        recorded: The recorded value there.
-        declared: What the settings in force give there, chained from the raw rewards on.
-        then: What the others give there.
-        agree: How many recorded values agree with the settings in force, from recorded inputs.
-        then_agree: How many would agree with the others.
-    """
-
-    stage: str
-    field: str
-    per: str
-    values: int
-    changed: int
-    max_change: float
-    where: str
-    recorded: float
-    declared: float
-    then: float
-    agree: int
-    then_agree: int
-
-    def to_json(self) -> dict[str, Any]:
-        """All facts as JSON values."""
-        facts = dict(vars(self))
-        for name in ("max_change", "recorded", "declared", "then"):
-            facts[name] = json_float(facts[name])
-        return facts
-
-
-@dataclass
-class CohortChange:
-    """What other settings make of one cohort.
-
-    Args:
-        cohort: Its coordinates.
-        fields: By stage and field, in order.
-        notes: What could not be recomputed, and why.
-        stages: What was recomputed, shown or not.
-    """
-
-    cohort: Cohort
-    fields: list[FieldChange] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    stages: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """All facts as JSON values."""
-        return {
-            **self.cohort._asdict(),
-            "notes": self.notes,
-            "fields": [one.to_json() for one in self.fields],
-        }
-
-
-@dataclass
-class WhatIf:
-    """The counterfactual over all selected cohorts.
-
-    Args:
-        changes: The settings that are others, by `section.field`.
-        cohorts: What they make of each cohort, in the order in which these feed each other.
-        notes: Settings that have no effect, and why.
-        refused: Files that no cohort could be read from, by path, and why.
-    """
-
-    changes: dict[str, Any]
-    cohorts: list[CohortChange]
-    notes: list[str] = field(default_factory=list)
-    refused: dict[str, str] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """All facts as JSON values."""
-        return {
-            "changes": {
-                name: list(one) if isinstance(one, tuple) else one
-                for name, one in self.changes.items()
-            },
-            "notes": self.notes,
-            "cohorts": [one.to_json() for one in self.cohorts],
-            **({"refused": self.refused} if self.refused else {}),
-        }
 
 
 def what_if(
@@ -147,7 +49,7 @@ def what_if(
         raise QueryError("no setting is changed", hint="Name one, such as loss.eps_clip_high=0.28")
     cohorts = WholeCohorts(catalog, select(catalog, selection), memory_bytes=memory_bytes)
     turns = list(cohorts.turns())
-    handed: dict[Cohort, _Handed] = {}
+    handed = Handover(cohorts, [place for place, _ in turns])
     found = []
     for number, (place, chosen) in enumerate(turns):
         change = CohortChange(place)
@@ -155,7 +57,8 @@ def what_if(
         if isinstance(loaded, CohortReport):
             change.notes.append(loaded.refusal or "nothing was declared that can be recomputed")
         elif loaded.table.num_rows:
-            handed[place] = _change(loaded, changes, handed, change, selection.stages)
+            handed.keep(place, _change(loaded, changes, handed.of(place), change, selection.stages))
+        handed.done(place)
         if chosen:
             found.append(change)
         if progress is not None:
@@ -180,22 +83,13 @@ def _idle(changes: Mapping[str, Any], cohorts: Sequence[CohortChange]) -> Iterat
         yield f"{', '.join(rest)} {verb} no effect: no value that is shown changes"
 
 
-@dataclass(frozen=True)
-class _Handed:
-    """What a rollout recomputed under the settings in force, and under the others."""
-
-    sample_ids: pa.Array
-    offsets: Tensor
-    sides: tuple[dict[str, Tensor], dict[str, Tensor]]
-
-
 def _change(
     cohort: LoadedCohort,
     changes: Mapping[str, Any],
-    handed: Mapping[Cohort, _Handed],
+    handed: Mapping[Cohort, Handed],
     report: CohortChange,
     stages: tuple[str, ...],
-) -> _Handed:
+) -> Handed:
     block = block_of(cohort)
     changed_settings(block.settings, changes)  # refused before anything is recomputed
     wanted = [one for one in COMPUTED if one in cohort.abilities]
@@ -203,7 +97,7 @@ def _change(
     blocks = varied(block, Variant(), wanted), varied(block, Variant(changes), wanted)
     sides: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
     for at in range(2):
-        sides[at].update(_taken_over(block, handed, at))
+        sides[at].update(taken_over(block, handed, at))
     for stage in wanted:
         try:
             now, then = map(recompute, blocks, (stage, stage), sides)
@@ -213,12 +107,12 @@ def _change(
             report.notes.append(f"{stage}: {why}")
             continue
         for side, values in zip(sides, (now, then), strict=True):
-            side.update({one.field: one.recomputed for one in values if one.field in _HANDED_ON})
+            side.update({one.field: one.recomputed for one in values if one.field in HANDED_ON})
         if not stages or stage in stages:
             report.fields += _compared(block, stage, now, then, alone)
     report.fields.sort(key=lambda one: STAGE_NAMES.index(one.stage))
     ids = cohort.table["sample_id"].combine_chunks()
-    return _Handed(ids, block.packed.offsets, sides)
+    return Handed(ids, block.packed.offsets, sides)
 
 
 def _unsupported(block: Block, stage: str) -> str:
@@ -240,10 +134,10 @@ def _compared(
     then: list[Values],
     alone: list[list[Values]],
 ) -> Iterable[FieldChange]:
-    others = {one.field: one for one in then}
-    agree, then_agree = ({one.field: one for one in side} for side in alone)
+    others = {one.key: one for one in then}
+    agree, then_agree = ({one.key: one for one in side} for side in alone)
     for one in now:
-        other = others.get(one.field)
+        other = others.get(one.key)
         if other is None or len(one.recomputed) != len(other.recomputed):
             continue
         change = (other.recomputed - one.recomputed).abs()
@@ -264,8 +158,8 @@ def _compared(
             float(one.recorded[at]) if at >= 0 else torch.nan,
             float(one.recomputed[at]) if at >= 0 else torch.nan,
             float(other.recomputed[at]) if at >= 0 else torch.nan,
-            _agreeing(agree[one.field]),
-            _agreeing(then_agree[one.field]) if one.field in then_agree else 0,
+            _agreeing(agree[one.key]),
+            _agreeing(then_agree[one.key]) if one.key in then_agree else 0,
         )
 
 
@@ -281,46 +175,3 @@ def _place(block: Block, one: Values, at: int) -> str:
     if one.per != "token":
         return name
     return f"{name} token {at - int(block.packed.offsets[sample])}"
-
-
-def _taken_over(block: Block, handed: Mapping[Cohort, _Handed], at: int) -> dict[str, Tensor]:
-    """What the rollouts that a step consumed from hand on, in the place of what it recorded."""
-    table = block.packed.table
-    if "source_rollout_id" not in table.column_names:
-        return {}
-    (cohort,) = block.cohorts
-    report = cohort.report
-    pairs = np.stack([table[name].to_numpy() for name in ("source_attempt", "source_rollout_id")])
-    found: dict[str, Tensor] = {}
-    for attempt, rollout in np.unique(pairs, axis=1).T.tolist():
-        source = handed.get(Cohort(report.run_id, attempt, rollout, None))
-        if source is None:
-            continue
-        rows = ((pairs[0] == attempt) & (pairs[1] == rollout)).nonzero()[0]
-        ids = table["sample_id"].take(pa.array(rows))
-        theirs = pc.fill_null(pc.index_in(ids, value_set=source.sample_ids), -1).to_numpy()
-        rows, theirs = rows[theirs >= 0], theirs[theirs >= 0]
-        for name, values in source.sides[at].items():
-            if name in table.column_names:
-                held = found.setdefault(name, block.column(name).clone())
-                _put(block, held, name, rows, values, source.offsets, theirs)
-    return found
-
-
-def _put(
-    block: Block,
-    held: Tensor,
-    name: str,
-    rows: np.ndarray[Any, Any],
-    values: Tensor,
-    offsets: Tensor,
-    theirs: np.ndarray[Any, Any],
-) -> None:
-    if not block.per_token(name):
-        held[torch.from_numpy(rows)] = values[torch.from_numpy(theirs)]
-        return
-    for row, other in zip(rows.tolist(), theirs.tolist(), strict=True):
-        start, stop = int(block.packed.offsets[row]), int(block.packed.offsets[row + 1])
-        first, last = int(offsets[other]), int(offsets[other + 1])
-        if stop - start == last - first:  # else the handoff is what is wrong
-            held[start:stop] = values[first:last]

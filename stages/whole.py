@@ -55,6 +55,10 @@ class WholeCohorts:
         for task in sorted(tasks, key=lambda one: (one.turn, one.captures.cohort.order)):
             yield task.captures.cohort, task.captures.cohort in chosen
 
+    def sources_of(self, cohort: Cohort) -> list[Cohort]:
+        """The rollouts that a step consumed from and that are there."""
+        return [one for one in source_rollouts(self._sets[cohort]) if one in self._sets]
+
     def declaring(self, cohort: Cohort, stage: str) -> list[Cohort]:
         """The cohort if it declares that a stage can be recomputed, else its rollouts that do."""
         found = []

@@ -12,7 +12,7 @@ from trajreplay.stages.block import Block
 from trajreplay.stages.explain.trying import joined, tried
 from trajreplay.stages.faults import Fault, Told
 from trajreplay.stages.least_wrong import continuous_scalars
-from trajreplay.stages.values import Values
+from trajreplay.stages.values import Key, Values
 from trajreplay.stages.variants import Variant, changed_settings
 
 # How much of what the settings miss by a value may be off that only a bound of rounding lets
@@ -43,9 +43,9 @@ class Fit:
     agree: int
     max_error: float
     undecided: int
-    right: frozenset[str]
-    moves: frozenset[str]
-    repaired: frozenset[str]
+    right: frozenset[Key]
+    moves: frozenset[Key]
+    repaired: frozenset[Key]
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -68,7 +68,7 @@ class Fit:
         return int(self.undecided > 0), len(self.told), self.order
 
 
-def can_join(one: Fit, other: Fit, wrong: frozenset[str]) -> bool:
+def can_join(one: Fit, other: Fit, wrong: frozenset[Key]) -> bool:
     """Whether two faults can be all that is wrong.
 
     A field that one of them alone moves is what that one makes of it; one that neither moves is
@@ -115,12 +115,12 @@ def fit_of(
     found = tried(block, stage, told, failed)
     if found is None:
         return None
-    by_field = {one.field: one for one in found}
+    by_key = {one.key: one for one in found}
     agree, undecided, errors = 0, 0, [0.0]
-    right, moves, repaired = set[str](), set[str](), set[str]()
+    right, moves, repaired = set[Key](), set[Key](), set[Key]()
     share = _shares(block, stage, joined(told))
     for one in base:
-        name, other = one.field, by_field.get(one.field)
+        name, other = one.field, by_key.get(one.key)
         # A fault changes what is right; recorded values that it changes, too, prove nothing.
         if other is None or not bool(_same(other.recorded, one.recorded).all()):
             return None
@@ -130,12 +130,12 @@ def fit_of(
         undecided += other.undecided
         errors.append(largest_error(other, fits))
         if not bool(_same(other.recomputed, one.recomputed).all()):
-            moves.add(name)
+            moves.add(one.key)
         if bool((one.counts & ~fits).any()):
             continue
-        right.add(name)
+        right.add(one.key)
         if bool((one.disagree & one.counts).any()):
-            repaired.add(name)
+            repaired.add(one.key)
     values = sum(int(one.counts.sum()) for one in base)
     sets = frozenset(right), frozenset(moves), frozenset(repaired)
     return Fit(told, order, values, agree, max(errors), undecided, *sets)

@@ -101,12 +101,15 @@ def _known(
 
 def _describe(explanation: Explanation, base: list[Values]) -> None:
     nouns = {"sample": "samples", "token": "tokens", "scalar": "scalars"}
-    explanation.noun = nouns[base[0].per] if base else "values"
+    kinds = {nouns[one.per] for one in base}
+    explanation.noun = kinds.pop() if len(kinds) == 1 else "values"
     explanation.of = sum(int(one.counts.sum()) for one in base)
     explanation.differ = sum(int((one.disagree & one.counts).sum()) for one in base)
-    explanation.audit = {
-        one.field: (int((one.disagree & one.counts).sum()), int(one.counts.sum())) for one in base
-    }
+    explanation.audit = {}
+    for one in base:
+        bad, of = explanation.audit.get(one.field, (0, 0))
+        mine = int((one.disagree & one.counts).sum()), int(one.counts.sum())
+        explanation.audit[one.field] = bad + mine[0], of + mine[1]
     explanation.misses_by = max(
         [largest_error(one, one.disagree & one.counts) for one in base] or [0.0]
     )
@@ -135,7 +138,7 @@ def _pairs(
     moving = [one for one in singles if one.moved and not one.told[0][0].alone]
     best = sorted(moving, key=lambda one: (-len(one.repaired), -one.agree, one.order))[:PAIRED]
     plain = [one for one in moving if one.told[0][1].variant.settings and one not in best]
-    wrong = frozenset(one.field for one in base if bool((one.disagree & one.counts).any()))
+    wrong = frozenset(one.key for one in base if bool((one.disagree & one.counts).any()))
     for one, other in combinations([*best, *plain[:BESIDE]], 2):
         if not can_join(one, other, wrong):
             continue

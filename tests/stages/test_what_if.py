@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.helpers.scenes import WAY, drawn, write_rollout, write_step, write_whole
-from tests.helpers.trainer import Arithmetic
+from tests.helpers.cohorts import Expected, rank_sums
+from tests.helpers.scenes import WAY, drawn, halves, write_rollout, write_step, write_whole
+from tests.helpers.trainer import Arithmetic, Trainer
 from trajreplay import Lake
 from trajreplay.schema import QueryError, SchemaError
 from trajreplay.schema.settings.words import setting_of
 from trajreplay.stages import FieldChange, WhatIf
+from trajreplay.stages.handing_on import Handed
 
 OTHERS: dict[str, tuple[dict[str, Any], Arithmetic]] = {
     "no division": ({"reward.divide_by_std": False}, replace(WAY, std=False)),
@@ -81,6 +84,55 @@ def test_rewards_of_a_rollout_change_the_loss_of_the_step_that_consumed_it(lake:
         if one.field == "pg_loss"
     )
     assert fields[0, "pg_loss"].then == pytest.approx(recorded, abs=1e-6)
+
+
+def test_what_a_rollout_hands_on_is_kept_until_the_last_step_that_takes_it(lake: Lake) -> None:
+    """However many rollouts are looked at, those that no later step consumed from are forgotten."""
+    for rollout in range(6):
+        samples = drawn(rollout_id=rollout)
+        write_rollout(lake, {0: samples})
+        write_step(lake, {0: samples}, rollout_id=rollout)
+    write_step(lake, {0: drawn()}, rollout_id=5, step_id=1)  # late, of the first rollout
+    kept: list[int] = []
+
+    def count(done: int, of: int) -> None:
+        kept.append(sum(type(one) is Handed for one in gc.get_objects()))
+
+    changes = {"reward.divide_by_std": False}
+    whole = lake.what_if(changes, progress=count)
+    assert len(kept) == 13
+    assert max(kept) <= 2  # that of the first rollout, and of the one at hand
+    assert kept[-1] == 0
+    for step in ((5, 1), (3, 0)):
+        (alone,) = lake.what_if(changes, steps=[step]).cohorts
+        (same,) = [one for one in whole.cohorts if one.cohort == alone.cohort]
+        assert same.to_json() == alone.to_json()
+        assert any(one.changed for one in alone.fields)
+
+
+@pytest.mark.parametrize("sample_first", [True, False])
+@pytest.mark.parametrize("rank_too", [True, False])
+def test_a_field_of_samples_and_of_ranks_is_shown_of_each(
+    lake: Lake, sample_first: bool, rank_too: bool
+) -> None:
+    samples = drawn()
+    shares = halves(samples)
+    scalars = rank_sums(Trainer(WAY), shares)
+    logged = {}
+    for rank, own in shares.items():
+        values = [float(Trainer(WAY).sample_loss(one)["pg_loss"]) for one in own]
+        by_sample = Expected({"pg_loss": values}, {"scope": "sample", "reduction": "mean"})
+        both = [by_sample, *scalars[rank]] if sample_first else [*scalars[rank], by_sample]
+        logged[rank] = both if rank_too else [by_sample]
+    write_whole(lake, shares, expected=logged)
+    (cohort,) = lake.what_if({"loss.eps_clip": 0.01}).cohorts
+    found = {(one.field, one.per): one for one in cohort.fields if one.field == "pg_loss"}
+    assert {*found} == {("pg_loss", "sample"), *([("pg_loss", "scalar")] if rank_too else [])}
+    assert found["pg_loss", "sample"].where.startswith("s-")
+    assert found["pg_loss", "sample"].agree == found["pg_loss", "sample"].values == len(samples)
+    if rank_too:
+        assert found["pg_loss", "scalar"].where in ("rank 0", "rank 1")
+        assert found["pg_loss", "scalar"].values == 2
 
 
 def test_settings_that_contradict_each_other_are_said_and_not_recomputed(lake: Lake) -> None:
