@@ -80,13 +80,12 @@ def write_explained(
     with_report: bool = False,
 ) -> None:
     """Write explanations, beside the report of the replay where that is asked for."""
-    import pyarrow as pa
-
+    from trajreplay.cli.explain_rows import cluster_table, explanation_table
     from trajreplay.stages.explain import clusters
 
     for one in found.not_loaded:
         output.note(f"faults that are not tried: {one}")
-    rows = [one.to_json() for one in (clusters(found) if across else found.explanations)]
+    together = clusters(found) if across else []
     if output.format != "json" and not (with_report and output.is_text):
         output.note_refused(found.report.refused)
     if output.format == "table":
@@ -99,16 +98,13 @@ def write_explained(
     elif output.format == "json":
         document = found.to_json()
         if across:
-            document["clusters"] = rows
+            document["clusters"] = [one.to_json() for one in together]
         output.document(document)
     elif output.format == "ndjson":
-        output.lines(rows)
+        output.lines(one.to_json() for one in (together if across else found.explanations))
     else:
-        flat = [
-            {name: one for name, one in row.items() if not isinstance(one, list | dict)}
-            for row in rows
-        ]
-        output.rows(pa.Table.from_pylist(flat))
+        rows = cluster_table(together) if across else explanation_table(found.explanations)
+        output.rows(rows)
 
 
 def _lines(found: Explained, across: bool, everything: bool) -> Iterator[str]:

@@ -41,14 +41,27 @@ def what_if_table(found: WhatIf) -> pa.Table:
     """One row for each field of each cohort; which run and attempt only where there are several."""
     import pyarrow as pa
 
-    runs = {one.cohort.run_id for one in found.cohorts}
-    attempts = {one.cohort.attempt for one in found.cohorts}
-    rows: list[dict[str, Any]] = []
-    for one in found.cohorts:
-        place: dict[str, Any] = {"run_id": one.cohort.run_id} if len(runs) > 1 else {}
-        place |= {"attempt": one.cohort.attempt} if len(attempts) > 1 else {}
-        place |= {"rollout_id": one.cohort.rollout_id, "step_id": one.cohort.step_id}
-        rows += [place | vars(field) for field in one.fields]
-    if not rows:
-        return pa.table({"rollout_id": pa.array([], pa.int64())})
-    return pa.Table.from_pylist(rows)
+    whole, text, real = pa.int64(), pa.string(), pa.float64()
+    types = {"run_id": text} if len({one.cohort.run_id for one in found.cohorts}) > 1 else {}
+    types |= {"attempt": whole} if len({one.cohort.attempt for one in found.cohorts}) > 1 else {}
+    types |= {
+        "rollout_id": whole,
+        "step_id": whole,
+        "stage": text,
+        "field": text,
+        "per": text,
+        "values": whole,
+        "changed": whole,
+        "max_change": real,
+        "where": text,
+        "recorded": real,
+        "declared": real,
+        "then": real,
+        "agree": whole,
+        "then_agree": whole,
+    }
+    rows: list[dict[str, Any]] = [
+        {**one.cohort._asdict(), **vars(field)} for one in found.cohorts for field in one.fields
+    ]
+    kept = [{name: row[name] for name in types} for row in rows]
+    return pa.Table.from_pylist(kept, schema=pa.schema(list(types.items())))

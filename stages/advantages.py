@@ -239,6 +239,7 @@ def _compared(
         block.tolerance("advantage.estimate", name),
         slack=slack,
         describe=lambda one, old, new: block.token_divergence(name, one, old, new),
+        ranks=block.ranks_of_tokens,
         active=active,
         exact=block.as_recorded(name, in_float32()) if block.exact else None,
     )

@@ -101,6 +101,16 @@ class Block:
         """Values of float32 arithmetic as a column holds them: rounded to its dtype, as float64."""
         return values.to(getattr(torch, self.dtypes.get(name, "float32"))).double()
 
+    def ranks_of_samples(self, samples: Tensor) -> frozenset[int]:
+        """The ranks of packed samples."""
+        return frozenset(self.packed.ranks[samples.numpy()].tolist())
+
+    def ranks_of_tokens(self, tokens: Tensor) -> frozenset[int]:
+        """The ranks of packed tokens."""
+        return self.ranks_of_samples(
+            torch.searchsorted(self.packed.offsets, tokens, right=True) - 1
+        )
+
     def token_divergence(self, name: str, token: int, recorded: float, new: float) -> Divergence:
         """A divergence at a packed token."""
         sample, position = self.packed.sample_of(token)
@@ -149,9 +159,11 @@ class Block:
         place = self.token_divergence if self.per_token(name) else self.sample_divergence
         column = self.column(name)
         examples = [place(name, one, float(column[one]), torch.nan) for one in found[:10].tolist()]
-        looks[index] = looks[index].merged(
-            Look(0, len(found), 0, torch.nan if len(found) else 0.0, examples)
+        look = Look(0, len(found), 0, torch.nan if len(found) else 0.0, examples)
+        look.ranks = (self.ranks_of_tokens if self.per_token(name) else self.ranks_of_samples)(
+            found
         )
+        looks[index] = looks[index].merged(look)
         if len(masked):
             first = self.token_divergence(name, int(masked[0]), 0.0, 0.0)
             self.cohorts[index].report.findings.append(
@@ -202,7 +214,7 @@ class Block:
             result.max_abs_error = look.max_abs_error if look.compared else None
             result.mismatches, result.compared = look.mismatches, look.compared
             result.non_finite = read[index].mismatches + written[index].mismatches
-            result.divergences = look.divergences
+            result.divergences, result.ranks = look.divergences, sorted(look.ranks)
             if look.mismatches:
                 result.message = f"{look.mismatches} of {look.compared} {noun}"
             else:

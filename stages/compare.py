@@ -27,6 +27,7 @@ class Look:
         inexact: Values within the tolerance without the bits that were asked for.
         max_abs_error: Largest |recorded - recomputed|, NaN where one is not finite.
         divergences: The first mismatches.
+        ranks: The ranks of all of them, as far as they are of some.
     """
 
     compared: int = 0
@@ -36,6 +37,7 @@ class Look:
     divergences: list[Divergence] = field(default_factory=list)
     accepted: int = 0
     inexact: int = 0
+    ranks: frozenset[int] = frozenset()
 
     @property
     def verdict(self) -> StageVerdict:
@@ -55,6 +57,7 @@ class Look:
             (self.divergences + other.divergences)[:EXAMPLES],
             self.accepted + other.accepted,
             self.inexact + other.inexact,
+            self.ranks | other.ranks,
         )
 
 
@@ -87,6 +90,7 @@ def compare_elements(
     *,
     slack: Callable[[Tensor], Tensor],
     describe: Callable[[int, float, float], Divergence],
+    ranks: Callable[[Tensor], frozenset[int]],
     active: Active | None = None,
     exact: Tensor | None = None,
 ) -> Compared:
@@ -99,6 +103,7 @@ def compare_elements(
         tolerance: What is a pass.
         slack: From element numbers to the bounds inside which a difference is precision.
         describe: From an element number, recorded and recomputed value to the divergence.
+        ranks: From element numbers to the ranks that they are of.
         active: Elements that count; None if all do.
         exact: (E,) float64. The bits that a pass must have; None where any will do.
 
@@ -135,6 +140,7 @@ def compare_elements(
     for index in sorted(set(owners.tolist())):
         mine = differing[owners == index]
         looks[index].mismatches = len(mine)
+        looks[index].ranks = ranks(mine)
         looks[index].divergences = [
             describe(one, float(recorded[one]), float(recomputed[one]))
             for one in mine[:EXAMPLES].tolist()
@@ -206,4 +212,5 @@ def compare_scalar(
         look.accepted = 1
     else:
         look.mismatches, look.divergences = 1, [divergence]
+        look.ranks = frozenset() if divergence.rank is None else frozenset([divergence.rank])
     return look

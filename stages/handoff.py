@@ -75,6 +75,7 @@ def _match(cohort: LoadedCohort, sources: Sources, look: Look) -> Iterator[Match
         mine = ((attempts == attempt) & (rollouts == rollout_id)).nonzero()[0]
         theirs = source.rows_of(table["sample_id"].take(pa.array(mine)))
         look.mismatches += int((theirs < 0).sum())
+        look.ranks |= _ranks(cohort, mine[theirs < 0])
         for row in mine[theirs < 0].tolist()[:EXAMPLES]:
             sample_id = table["sample_id"][row].as_py()
             message = f"{sample_id} was consumed and is no sample of rollout {rollout_id}"
@@ -94,6 +95,7 @@ def _compare(cohort: LoadedCohort, one: Matched, name: str, how: str) -> Look:
     alike = (lengths == other).nonzero()[0]
     look = Look(compared=len(lengths), mismatches=len(lengths) - len(alike))
     if look.mismatches:
+        look.ranks |= _ranks(cohort, one.mine[lengths != other])
         first = int((lengths != other).nonzero()[0][0])
         _find(cohort, name, one.mine[first], None, int(lengths[first]), int(other[first]))
         mine, theirs = _rows(mine, alike), _rows(theirs, alike)
@@ -111,6 +113,7 @@ def _compare(cohort: LoadedCohort, one: Matched, name: str, how: str) -> Look:
     positions = differs.nonzero().squeeze(1)
     owners = np.searchsorted(offsets, positions.numpy(), side="right") - 1
     look.mismatches += len(np.unique(owners))
+    look.ranks |= _ranks(cohort, rows[np.unique(owners)])
     _examples(cohort, name, look, rows, owners, positions, offsets, recorded, origin)
     _replace(cohort, name, rows, offsets, np.unique(owners), origin)
     return look
@@ -145,6 +148,7 @@ def _compare_scalars(
             origin = origin.to(HALF_DTYPES[how]).double()
         differs = (_bits(recorded) != _bits(origin)).numpy()
         values = recorded, origin
+    look.ranks = _ranks(cohort, one.mine[differs.nonzero()[0]])
     for at in differs.nonzero()[0].tolist():
         look.mismatches += 1
         if look.mismatches > EXAMPLES:
@@ -161,6 +165,11 @@ def _compare_scalars(
             chained = cohort.chained.setdefault(name, torch.from_numpy(held))
             chained[row] = pair[1]
     return look
+
+
+def _ranks(cohort: LoadedCohort, rows: _Rows) -> frozenset[int]:
+    """The ranks of rows of a step."""
+    return frozenset(pc.unique(_rows(cohort.table["rank"], rows)).to_pylist())
 
 
 def _examples(

@@ -71,6 +71,7 @@ def compare_kl(block: Block) -> tuple[tuple[str, ...], Tensor, Compared]:
         block.tolerance("advantage.kl", "kl"),
         slack=slack,
         describe=lambda one, old, new: block.token_divergence("kl", one, old, new),
+        ranks=block.ranks_of_tokens,
         active=block.active,
         exact=block.as_recorded("kl", in_float32()) if block.exact else None,
     )

@@ -224,6 +224,7 @@ def sample_scalars(
         block.tolerance(one.output.stage, name),
         slack=slack,
         describe=lambda at, old, new: block.sample_divergence(name, int(one.samples[at]), old, new),
+        ranks=lambda at: block.ranks_of_samples(one.samples[at]),
         exact=losses.float32.samples(name, one.samples, output) if block.exact else None,
     )
     return recorded, recomputed, compared

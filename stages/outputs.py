@@ -132,6 +132,7 @@ def echoed_looks(
                 describe=lambda at, old, new, one=one: block.sample_divergence(  # type: ignore[misc]
                     one.output.field, int(one.samples[at]), old, new
                 ),
+                ranks=lambda at, one=one: block.ranks_of_samples(one.samples[at]),  # type: ignore[misc]
                 exact=None if exact is None else exact[one.samples],
             )
             looks[index] = looks[index].merged(compared.looks[0])

@@ -95,7 +95,9 @@ def _odd_rewards(block: Block, field: str, values: Tensor, odd: Tensor) -> list[
             block.sample_divergence(field, one, float(values[one]), torch.nan)
             for one in places[:EXAMPLES]
         ]
-        looks.append(Look(0, len(places), 0, torch.nan if places else 0.0, examples))
+        look = Look(0, len(places), 0, torch.nan if places else 0.0, examples)
+        look.ranks = block.ranks_of_samples(torch.tensor(places, dtype=torch.int64))
+        looks.append(look)
     return looks
 
 
@@ -133,6 +135,7 @@ def _sums(block: Block, *, excluded: bool) -> list[Look]:
         block.tolerance(STAGE, "raw_reward"),
         slack=slack,
         describe=lambda one, old, new: block.sample_divergence("raw_reward", one, old, new),
+        ranks=block.ranks_of_samples,
         exact=as_recorded() if block.exact else None,
     ).looks
     for look in looks:

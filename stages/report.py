@@ -113,6 +113,8 @@ class StageResult:
         mismatches: Values, or samples for a stage of samples, beyond every bound.
         compared: Values that were compared.
         non_finite: NaN and infinite values on trainable tokens.
+        divergences: The first values that differ.
+        ranks: The ranks of all that differ, as far as they are of some.
     """
 
     stage: str
@@ -130,6 +132,7 @@ class StageResult:
     compared: int = 0
     non_finite: int = 0
     divergences: list[Divergence] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """All facts as JSON values."""
@@ -148,6 +151,7 @@ class StageResult:
             "mismatches": self.mismatches,
             "compared": self.compared,
             "non_finite": self.non_finite,
+            "ranks": self.ranks,
             "divergences": [one.to_json() for one in self.divergences],
         }
 

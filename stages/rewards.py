@@ -98,6 +98,7 @@ class Processed:
             self._tolerance,
             slack=self._slack,
             describe=lambda one, old, new: self._block.sample_divergence("reward", one, old, new),
+            ranks=self._block.ranks_of_samples,
             exact=self._in_float32() if self._block.exact else None,
         )
 

@@ -21,7 +21,7 @@ def judge_samples(cohort: LoadedCohort, sources: Sources) -> None:
         look = look.merged(compare_handoffs(cohort, sources))
     result = StageResult("sample", look.verdict, isolated=look.verdict)
     result.compared, result.mismatches = look.compared, look.mismatches
-    result.divergences = look.divergences
+    result.divergences, result.ranks = look.divergences, sorted(look.ranks)
     result.max_abs_error = look.max_abs_error
     if look.mismatches:
         result.message = f"{look.mismatches} differences in {cohort.table.num_rows} samples"
@@ -95,6 +95,7 @@ def _add(
     token: int | None = None,
 ) -> None:
     look.mismatches += 1
+    look.ranks |= {cohort.table["rank"][row].as_py()}
     if len(look.divergences) < EXAMPLES:
         table = cohort.table
         look.divergences.append(

@@ -111,6 +111,7 @@ def compare_scores(block: Block) -> list[Look] | None:
         block.tolerance(STAGE, "raw_reward"),
         slack=lambda samples: half_ulp(recomputed, dtype)[samples],
         describe=lambda one, old, new: block.sample_divergence("raw_reward", one, old, new),
+        ranks=block.ranks_of_samples,
         exact=block.as_recorded("raw_reward", recomputed) if block.exact else None,
     )
     if compared.disagree is not None:

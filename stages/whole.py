@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
+import pyarrow as pa
+
 from trajreplay.query import Catalog, Cohort, Selected, source_rollouts
+from trajreplay.query.reading import read_columns
+from trajreplay.schema.errors import TrajReplayError
+from trajreplay.schema.lists import Int64s
+from trajreplay.schema.tables import SAMPLE_TABLES
 from trajreplay.stages.block import Block
 from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.judge import DEFAULT_MEMORY_BYTES
@@ -13,6 +19,9 @@ from trajreplay.stages.loading import Task, load_cohort
 from trajreplay.stages.recipe import Recipes
 from trajreplay.stages.report import CohortReport
 from trajreplay.stages.sources import Sources
+from trajreplay.stages.spans import Spans
+
+_VERSIONS = "weight_versions"
 
 
 class WholeCohorts:
@@ -59,6 +68,27 @@ class WholeCohorts:
         """The rollouts that a step consumed from and that are there."""
         return [one for one in source_rollouts(self._sets[cohort]) if one in self._sets]
 
+    def newest_weights(self, cohort: Cohort) -> int | None:
+        """The newest weight version that sampled a cohort, or the rollouts that it is of.
+
+        None where that was not captured, or cannot be read.
+        """
+        for place in (cohort, *self.sources_of(cohort)):
+            table = SAMPLE_TABLES["rollout" if place.step_id is None else "step"]
+            held = [
+                entry
+                for entry in self._sets[place].owners
+                if (file := entry.file(table.name)) and _VERSIONS in file.columns
+            ]
+            try:
+                parts = [read_columns(self._store, one, table, [_VERSIONS]) for one in held]
+            except TrajReplayError:
+                continue  # a replay says so
+            newest = [int(versions.max()) for one in parts if len(versions := _versions(one))]
+            if newest:
+                return max(newest)
+        return None
+
     def declaring(self, cohort: Cohort, stage: str) -> list[Cohort]:
         """The cohort if it declares that a stage can be recomputed, else its rollouts that do."""
         found = []
@@ -80,6 +110,11 @@ class WholeCohorts:
         if isinstance(loaded, LoadedCohort):
             loaded.drop_incomplete()
         return loaded
+
+
+def _versions(part: pa.Table) -> Int64s:
+    """(K,) The weights of the spans of some samples."""
+    return Spans.of(part[_VERSIONS].drop_null()).version
 
 
 def block_of(cohort: LoadedCohort) -> Block:

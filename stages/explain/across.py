@@ -8,6 +8,7 @@ from typing import Any
 
 from trajreplay.query import Cohort
 from trajreplay.stages.explain.explanation import Explanation
+from trajreplay.stages.explain.residual import kind_of, without_own
 from trajreplay.stages.explain.run import Explained
 from trajreplay.stages.report import COMPARED, CohortReport
 
@@ -66,12 +67,20 @@ def clusters(explained: Explained) -> list[Cluster]:
     Args:
         explained: What `explain` found over several cohorts.
     """
-    alike: dict[tuple[str, str, tuple[str, ...], bool], list[Explanation]] = {}
+    alike: dict[tuple[str, str, tuple[str, ...], bool, tuple[str, ...]], list[Explanation]] = {}
     for one in explained.explanations:
         faults = one.first.faults if one.first else ()
-        alike.setdefault((one.cohort.run_id, one.stage, faults, one.warns), []).append(one)
+        key = one.cohort.run_id, one.stage, faults, one.warns, _kind(one)
+        alike.setdefault(key, []).append(one)
     made = [_cluster(explained, *key[:3], found) for key, found in alike.items()]
     return sorted(made, key=lambda one: (one.run_id, -len(one.cohorts), one.cohorts[0].order))
+
+
+def _kind(one: Explanation) -> tuple[str, ...]:
+    """What tells explanations apart that name no fault: why not, or the shape of the error."""
+    if one.first is not None:
+        return ()
+    return (without_own(one.note),) if one.note else kind_of(one.residual)
 
 
 def _cluster(
@@ -150,15 +159,9 @@ def _when(
         for result in report.stages
         if result.stage == stage
     ]
-    ranks = {
-        divergence.rank
-        for result in results
-        for divergence in result.divergences
-        if divergence.rank is not None
-    }
-    # a result lists its first divergences only; what is cut off may lie at any rank
-    if any(result.mismatches > len(result.divergences) for result in results):
-        return when
+    if found[0].told:
+        return when  # a check looks at a cohort as a whole
+    ranks = {rank for result in results for rank in result.ranks}
     every = {rank for report in judged for rank in report.ranks}
     if ranks and len(ranks) < len(every):
         noun = "rank" if len(ranks) == 1 else "ranks"

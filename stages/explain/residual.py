@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -12,6 +13,29 @@ from trajreplay.stages.values import Values
 
 # A shape explains an error that it leaves less than this part of.
 LEFT = 1e-3
+# What fits any error, since its bound is read off the errors: no shape to tell two apart by.
+_BOUNDED = ("longer samples", "shorter samples", "tokens from position")
+# What is a cohort's own in a sentence: counts in brackets, numbers, ids and quoted names.
+_OWN = re.compile(r" \([^)]*\)|(?<=only at group )\S+|'[^']*'|\S*\d\S*")
+
+
+def without_own(sentence: str) -> str:
+    """A sentence without the numbers and names of its cohort, to tell kinds apart by.
+
+    >>> without_own("only at rank 3 (4 of 8 samples)"), without_own("a constant factor of 1.37")
+    ('only at rank *', 'a constant factor of *')
+    """
+    return _OWN.sub(lambda found: "" if found[0].startswith(" (") else "*", sentence)
+
+
+def kind_of(shape: Iterable[str]) -> tuple[str, ...]:
+    """What kind of error a shape is of, whatever its size and place.
+
+    Args:
+        shape: The clauses of `residual_shape`.
+    """
+    clauses = [one for one in shape if not any(bounded in one for bounded in _BOUNDED)]
+    return tuple(sorted({without_own(one) for one in clauses}))
 
 
 def residual_shape(block: Block, base: list[Values]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from trajreplay.query import Catalog, Cohort, Selection, select
@@ -96,7 +97,7 @@ def explain(
             odd = first_non_finite(loaded, place)
             explained.non_finite += [odd] if odd is not None else []
         for stage in stages:
-            one = Explanation(place, stage, weights=_newest_weights(loaded))
+            one = Explanation(place, stage)
             if stage == "sample":
                 if isinstance(loaded, LoadedCohort) and place.step_id is not None:
                     for column, known in explain_handoffs(
@@ -124,6 +125,10 @@ def explain(
     explained.explanations += _rest(report, whole, faults, handed, explained.explanations)
     explained.explanations += _findings(report, "warning", faults)
     explained.explanations.sort(key=lambda one: one.cohort.order)
+    for place, of_one in groupby(explained.explanations, key=lambda one: one.cohort):
+        weights = whole.newest_weights(place)
+        for one in of_one:
+            one.weights = weights
     return explained
 
 
@@ -173,13 +178,6 @@ def _diverged(report: Report, whole: WholeCohorts) -> Iterator[tuple[Cohort, lis
                     done.add((owner, result.stage))
                     by_owner.setdefault(owner, []).append(result.stage)
         yield from by_owner.items()
-
-
-def _newest_weights(loaded: LoadedCohort | CohortReport) -> int | None:
-    if isinstance(loaded, CohortReport) or "weight_versions" not in loaded.table.column_names:
-        return None
-    versions = loaded.spans.version
-    return int(versions.max()) if len(versions) else None
 
 
 def _place(cohort: CohortReport) -> Cohort:
