@@ -93,10 +93,13 @@ def _cluster(
     found = sorted(found, key=lambda one: one.cohort.order)
     first = found[0]
     diverged = {one.cohort for one in found}
+    kinds = {one.step_id is None for one in diverged}  # a step may well be wrong and no rollout
     judged = [
         one
         for one in explained.report.cohorts
-        if one.run_id == run_id and _is_judged(one, stage, diverged)
+        if one.run_id == run_id
+        and (one.step_id is None) in kinds
+        and _is_judged(one, stage, diverged)
     ]
     failed = list(dict.fromkeys(said for one in found for said in one.failed))
     nothing = [first.nothing_known, *first.residual, *(f"not tried: {one}" for one in failed)]

@@ -1,9 +1,12 @@
 """`trajreplay explain` and `trajreplay faults`: what they print, and how they end."""
 
+import csv
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.cli import run
@@ -110,3 +113,53 @@ def test_an_unknown_fault_is_a_usage_error() -> None:
     found = run("faults", "reward.unheard-of")
     assert (found.code, found.out) == (2, "")
     assert "no fault 'reward.unheard-of'" in found.err
+
+
+def _rows(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+@pytest.mark.parametrize("across", [(), ("--across",)])
+def test_rows_have_one_set_of_typed_columns_whatever_was_found(
+    tmp_path: Path, across: tuple[str, ...]
+) -> None:
+    """Nothing, a NaN beside numbers, an explanation beside none: the same columns, real floats."""
+    schemas = []
+    for number, values in enumerate([(), (float("nan"), 0.75), (0.75,), (float("inf"),)]):
+        made = Lake.create(tmp_path / f"lake-{number}")
+        write_rollout(made, drawn(rollout_id=7), WAY, settings=WAY.full, stages=STAGES)
+        for rollout, value in enumerate(values):
+            samples = drawn(rollout_id=rollout)
+            samples[0].reward = value
+            write_rollout(made, samples, WAY, settings=WAY.full, stages=STAGES)
+        file = tmp_path / f"{number}.parquet"
+        written = run("explain", "--lake", made.path, *across, "--format", "parquet", "-o", file)
+        assert (written.code, written.err) == (1 if values else 0, "")
+        table = pq.read_table(file)
+        schemas.append(table.schema)
+        text = run("explain", "--lake", made.path, *across, "--format", "csv")
+        assert text.out.splitlines()[0].split(",") == table.column_names
+        assert len(_rows(text.out)) == table.num_rows
+        if not across:
+            missed = table["misses_by"].to_pylist()
+            assert len(missed) == len(values)
+            assert all(isinstance(one, float) for one in missed)
+    assert all(one == schemas[0] for one in schemas)
+
+
+def test_rows_name_the_faults(lake: Path) -> None:
+    for options in ((), ("--across",)):
+        found = _rows(run("explain", "--lake", lake, *options, "--format", "csv").out)
+        assert {one["faults"] for one in found} == {"reward.population-std"}
+
+
+def test_the_rows_of_a_counterfactual_have_their_columns_without_a_row(tmp_path: Path) -> None:
+    made = Lake.create(tmp_path / "lake")
+    write_rollout(made, drawn(), WAY, stages=["sample"])
+    empty = run("replay", "--lake", made.path, "--set", "reward.ddof=0", "--format", "csv")
+    other = Lake.create(tmp_path / "other")
+    write_rollout(other, drawn(), WAY, stages=STAGES)
+    full = run("replay", "--lake", other.path, "--set", "reward.ddof=0", "--format", "csv")
+    assert empty.code == full.code == 0
+    assert empty.out.splitlines() == full.out.splitlines()[:1]
+    assert len(full.out.splitlines()) > 1

@@ -35,6 +35,7 @@ def _compared(
         tolerance,
         slack=lambda outside: torch.full((len(outside),), slack, dtype=torch.float64),
         describe=lambda at, old, new: Divergence(str(at), old, new),
+        ranks=lambda at: frozenset((at % 3).tolist()),
         active=None if active is None else _active(active, bounds),
     )
 
@@ -43,6 +44,15 @@ def _active(chosen: list[bool], bounds: list[int]) -> Active:
     mask = torch.tensor(chosen, dtype=torch.bool)
     counts = [sum(chosen[start:stop]) for start, stop in pairwise(bounds)]
     return Active((~mask).nonzero().squeeze(1), counts)
+
+
+def test_the_ranks_of_all_that_differ_are_kept_beyond_the_first_ten() -> None:
+    wrong = [1.0] * 40
+    looks = _compared(wrong, [0.0, *[2.0] * 39], [0, 1, 1, 40]).looks
+    assert [one.ranks for one in looks] == [frozenset({0}), frozenset(), frozenset({0, 1, 2})]
+    assert looks[0].merged(looks[2]).ranks == {0, 1, 2}
+    (right,) = _compared(wrong, wrong).looks
+    assert right.ranks == frozenset()
 
 
 def test_a_difference_within_the_tolerance_is_a_pass() -> None:

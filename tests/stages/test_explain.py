@@ -290,20 +290,6 @@ def test_cohorts_with_one_explanation_are_one_line(lake: Lake) -> None:
     assert (len(found.cohorts), found.judged, found.when) == (4, 6, "since rollout 2")
 
 
-def test_no_rank_is_named_from_a_list_that_is_cut_off(lake: Lake) -> None:
-    """A stage lists its first ten divergences, here of rank 0, and both ranks are wrong."""
-    for rollout in range(2):
-        whole = []
-        for copy in range(4):
-            for one in drawn(replace(WAY, std=False), rollout_id=rollout):
-                one.sample_id, one.group = f"{one.sample_id}-{copy}", f"{one.group}-{copy}"
-                whole.append(one)
-        shares = {0: whole[:16], 1: whole[16:]}
-        write_rollout(lake, shares, WAY, settings=WAY.full)
-    (found,) = clusters(lake.explain())
-    assert found.when == "always"
-
-
 def test_two_faults_at_once_are_both_named(lake: Lake) -> None:
     way = replace(WAY, ddof=0, epsilon=1e-2)
     stages = ("sample", "reward.raw", "reward.post_process")
