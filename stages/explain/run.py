@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import Any
 
 from trajreplay.query import Catalog, Cohort, Selection, select
+from trajreplay.stages.block import Block
 from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.explain.explanation import Explanation
 from trajreplay.stages.explain.findings import (
@@ -20,7 +21,7 @@ from trajreplay.stages.explain.handoffs import explain_handoffs
 from trajreplay.stages.explain.non_finite import FirstNonFinite, first_non_finite
 from trajreplay.stages.explain.raw_rewards import explain_raw_rewards
 from trajreplay.stages.explain.rounding import Rounded, rounded_stages
-from trajreplay.stages.explain.search import explain_stage
+from trajreplay.stages.explain.searches import Searches
 from trajreplay.stages.faults import Fault, catalogue, not_loaded
 from trajreplay.stages.judge import DEFAULT_MEMORY_BYTES, one_thread
 from trajreplay.stages.plan import replay
@@ -28,8 +29,6 @@ from trajreplay.stages.report import CohortReport, Report
 from trajreplay.stages.variants import COMPUTED
 from trajreplay.stages.whole import WholeCohorts, block_of
 
-# Cohorts of a stage without an explanation, after which no further one is searched in full.
-SEARCHES = 20
 _EXPLAINED = ("sample", "reward.raw", *COMPUTED)
 
 
@@ -87,8 +86,7 @@ def explain(
     whole = WholeCohorts(catalog, select(catalog, selection), memory_bytes=memory_bytes)
     by_place = {_place(one): one for one in report.cohorts}
     explained.explanations += _findings(report, "error", faults)
-    unexplained = Counter[str]()
-    explaining: dict[str, list[tuple[str, ...]]] = {}  # by stage, what explained a cohort before
+    searches = Searches(faults)
     told = {(one.cohort, one.stage) for one in explained.explanations}
     handed: set[tuple[Cohort, str]] = set()
     for place, stages in _diverged(report, whole):
@@ -114,22 +112,24 @@ def explain(
             if isinstance(loaded, CohortReport):
                 one.note = f"cannot be explained: {loaded.refusal or 'nothing can be recomputed'}"
             else:
-                before = explaining.setdefault(stage, [])
-                tired = unexplained[stage] >= SEARCHES
-                explain_stage(block_of(loaded), stage, one, faults, before, only_first=tired)
-                unexplained[stage] += one.first is None
-                before += [each.faults for each in one.hypotheses if each.faults not in before]
+                searches.explain(block_of(loaded), one)
                 if not one.differ and not one.told and (place, stage) in told:
                     continue  # a check says why
             explained.explanations.append(one)
+    searches.again(partial(_block, whole))
     explained.explanations += _rest(report, whole, faults, handed, explained.explanations)
     explained.explanations += _findings(report, "warning", faults)
     explained.explanations.sort(key=lambda one: one.cohort.order)
-    for place, of_one in groupby(explained.explanations, key=lambda one: one.cohort):
+    _set_weights(explained.explanations, whole)
+    return explained
+
+
+def _set_weights(found: Sequence[Explanation], whole: WholeCohorts) -> None:
+    """Say which weights sampled the cohorts of explanations, those of one beside each other."""
+    for place, of_one in groupby(found, key=lambda one: one.cohort):
         weights = whole.newest_weights(place)
         for one in of_one:
             one.weights = weights
-    return explained
 
 
 def _findings(report: Report, severity: str, faults: Sequence[Fault]) -> Iterator[Explanation]:
@@ -178,6 +178,11 @@ def _diverged(report: Report, whole: WholeCohorts) -> Iterator[tuple[Cohort, lis
                     done.add((owner, result.stage))
                     by_owner.setdefault(owner, []).append(result.stage)
         yield from by_owner.items()
+
+
+def _block(whole: WholeCohorts, place: Cohort) -> Block | None:
+    loaded = whole.load(place)
+    return block_of(loaded) if isinstance(loaded, LoadedCohort) else None
 
 
 def _place(cohort: CohortReport) -> Cohort:
