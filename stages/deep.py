@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from trajreplay.query import Catalog, Cohort, Selection, select
@@ -11,10 +12,11 @@ from trajreplay.schema.tables import SAMPLE_TABLES
 from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.contract_checks import check_contracts
 from trajreplay.stages.group_sizes import group_size_looks, odd_group
-from trajreplay.stages.judge import DEFAULT_MEMORY_BYTES, one_thread
+from trajreplay.stages.judge import DEFAULT_MEMORY_BYTES
 from trajreplay.stages.not_finite import Samples, harmful_columns
 from trajreplay.stages.report import Finding
 from trajreplay.stages.samples import judge_samples
+from trajreplay.stages.sources import FILLED
 from trajreplay.stages.whole import WholeCohorts, block_of
 
 UNCHECKED = "contracts.unchecked"
@@ -34,7 +36,6 @@ class Checked(NamedTuple):
     finding: Finding
 
 
-@one_thread()
 def contract_findings(
     catalog: Catalog, *, memory_bytes: int = DEFAULT_MEMORY_BYTES
 ) -> Iterator[Checked]:
@@ -75,16 +76,24 @@ def _of_cohort(whole: WholeCohorts, place: Cohort) -> Iterator[Finding]:
             return
         if not cohort.table.num_rows:
             return
+        own = _as_captured(cohort)
         if "sample" in cohort.stages:
-            judge_samples(cohort, whole.sources)
+            judge_samples(own, whole.sources)
         found = [one for one in cohort.report.findings if one.check not in _OTHERWISE]
-        found += [*_not_finite(cohort), *_sizes(cohort), *check_contracts(block_of(cohort))[0]]
+        found += [*_not_finite(own), *_sizes(cohort), *check_contracts(block_of(cohort))[0]]
     except TrajReplayError as error:
         yield _unchecked(error.message)
         return
     if cohort.report.refusal:
         yield _unchecked(cohort.report.refusal)
     yield from found
+
+
+def _as_captured(cohort: LoadedCohort) -> LoadedCohort:
+    """A step without the columns that it was given by its rollouts, which answer for them."""
+    held = {name for one in cohort.owners for file in one.files for name in file.columns}
+    given = [one for one in FILLED if one in cohort.table.column_names and one not in held]
+    return replace(cohort, table=cohort.table.drop_columns(given)) if given else cohort
 
 
 def _not_finite(cohort: LoadedCohort) -> Iterator[Finding]:

@@ -73,21 +73,24 @@ class WholeCohorts:
 
         None where that was not captured, or cannot be read.
         """
-        for place in (cohort, *self.sources_of(cohort)):
-            table = SAMPLE_TABLES["rollout" if place.step_id is None else "step"]
-            held = [
-                entry
-                for entry in self._sets[place].owners
-                if (file := entry.file(table.name)) and _VERSIONS in file.columns
-            ]
-            try:
-                parts = [read_columns(self._store, one, table, [_VERSIONS]) for one in held]
-            except TrajReplayError:
-                continue  # a replay says so
-            newest = [int(versions.max()) for one in parts if len(versions := _versions(one))]
-            if newest:
-                return max(newest)
-        return None
+        own = self._newest_of(cohort)
+        theirs = self.sources_of(cohort) if own is None else []
+        found = [own, *map(self._newest_of, theirs)]
+        return max((one for one in found if one is not None), default=None)
+
+    def _newest_of(self, cohort: Cohort) -> int | None:
+        table = SAMPLE_TABLES["rollout" if cohort.step_id is None else "step"]
+        held = [
+            entry
+            for entry in self._sets[cohort].owners
+            if (file := entry.file(table.name)) and _VERSIONS in file.columns
+        ]
+        try:
+            parts = [read_columns(self._store, one, table, [_VERSIONS]) for one in held]
+        except TrajReplayError:
+            return None  # a replay says so
+        newest = (int(versions.max()) for one in parts if len(versions := _versions(one)))
+        return max(newest, default=None)
 
     def declaring(self, cohort: Cohort, stage: str) -> list[Cohort]:
         """The cohort if it declares that a stage can be recomputed, else its rollouts that do."""

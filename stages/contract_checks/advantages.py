@@ -39,8 +39,9 @@ def _of_rewards(settings: Settings) -> float | None:
 def _of_whitening(settings: Settings) -> float | None:
     """The same of whitened advantages."""
     own = settings.advantage
-    if own.whiten == "none" or not own.whiten_scale or not 0 < own.whiten_epsilon <= GUARD:
-        return None
+    centred = own.whiten != "none" and own.whiten_centre == "same"
+    if not centred or not own.whiten_scale or not 0 < own.whiten_epsilon <= GUARD:
+        return None  # what is not centred may be any number of deviations from 0
     return 1 / own.whiten_epsilon if own.whiten_form == "std" else float(own.whiten_epsilon**-0.5)
 
 

@@ -118,9 +118,12 @@ def _dual_clipped(settings: Settings) -> bool:
 
 
 def _has_bounds(settings: Settings) -> bool:
-    """Whether weights of tokens have bounds; those of samples are others."""
+    """Whether weights of tokens have bounds; those of samples, or of a criterion, are others."""
     loss = settings.loss
-    return loss.correction_bounds is not None and loss.correction in ("none", "tis", "icepop")
+    by_token = (
+        loss.correction in ("none", "tis", "icepop") and loss.correction_criterion == "weight"
+    )
+    return loss.correction_bounds is not None and by_token
 
 
 _NOW, _THEN = ("log_probs", "old_log_probs"), ("old_log_probs", "rollout_log_probs")

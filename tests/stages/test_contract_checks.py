@@ -208,6 +208,15 @@ def test_constant_groups_that_are_not_scored_0_are_found(lake: Lake) -> None:
             {
                 "reward.divide_by_std": False,
                 "advantage.whiten": "cohort",
+                "advantage.whiten_centre": "none",
+            },
+            2e4,
+            False,
+        ),
+        (
+            {
+                "reward.divide_by_std": False,
+                "advantage.whiten": "cohort",
                 "advantage.whiten_form": "std",
             },
             2e4,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -134,6 +135,20 @@ def test_what_a_step_took_over_otherwise_is_an_error_of_both(
         if finding.severity == "error"
     }
     assert replayed == _errors(lake) == {check}
+
+
+def test_what_a_step_did_not_capture_is_its_rollouts_alone(lake: Lake) -> None:
+    """Not even a handoff that changes a column is looked for in what was never handed over."""
+    samples = drawn()
+    samples[4].columns["old_log_probs"][1] = torch.nan
+    settings = replace(WAY.full, handoff={"old_log_probs": "bfloat16"})
+    write_rollout(lake, samples, stages=["sample"], settings=settings)
+    columns = ["log_probs", "advantages"]
+    options: dict[str, Any] = {"columns": columns, "settings": settings, "expected": {}}
+    write_step(lake, samples, stages=["sample"], **options)
+    (found,) = _told(lake)
+    assert (found.check, found.severity) == ("non-finite.trained", "error")
+    assert found.message.startswith("run 'r' rollout 0 s-4 token 1: ")
 
 
 def test_lengths_and_masks_are_named_by_both(lake: Lake) -> None:

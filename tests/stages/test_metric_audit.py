@@ -184,6 +184,7 @@ def test_the_ratio_is_against_what_the_loss_has_it_against(name: str) -> None:
             "sampler_ratio_truncated",
             {"loss.correction": "sequence-tis", "loss.correction_bounds": BOUNDS},
         ),
+        ("sampler_ratio_bounded", {**SETTINGS, "loss.correction_criterion": "max-ratio"}),
         ("ratio_mean", {"loss.ratio": "sequence-mean"}),
     ],
 )
