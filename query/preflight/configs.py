@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 
 from trajreplay.query.preflight.evaluation import Undecided
-from trajreplay.query.toml_files import is_wide
 from trajreplay.schema.errors import QueryError
+from trajreplay.schema.toml_files import is_wide
 
 _MOST_BYTES = 4 << 20
 _MOST_NODES = 200_000

@@ -12,8 +12,8 @@ from typing import Any
 from trajreplay.query.preflight.configs import parse_overrides, parse_value, with_defaults
 from trajreplay.query.preflight.evaluation import Undecided
 from trajreplay.query.preflight.rules import FRAMEWORKS, Rule, RuleSet
-from trajreplay.query.toml_files import read_toml
 from trajreplay.schema.errors import QueryError
+from trajreplay.schema.toml_files import read_toml
 
 _FOLDER = Path(__file__).with_name("rules")
 

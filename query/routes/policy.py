@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from trajreplay.query.routes.rules import CONTRACTS, RULES_BY_NAME, Contract
-from trajreplay.query.toml_files import read_toml
 from trajreplay.schema.bundles.r3.records import Origin
 from trajreplay.schema.errors import QueryError
+from trajreplay.schema.toml_files import read_toml
 
 STAGES = ("prev-logprob", "train")
 

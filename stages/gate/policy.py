@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from trajreplay.query.toml_files import read_toml
 from trajreplay.schema.errors import QueryError
+from trajreplay.schema.toml_files import read_toml
 from trajreplay.stages.gate.heartbeats import number_of
 
 RunKind = Literal["direct", "intermediate", "final"]
