@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,11 +9,10 @@ from typing import Any, Literal
 import numpy as np
 
 from trajreplay.query.experts.captured import Choices, RoutedRows
+from trajreplay.query.experts.dummies import are_lost, chance_of_dummy
 from trajreplay.schema.lists import Int64s
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
-# Fewer rows than this are expected by chance where a row of dummies is called one.
-BY_CHANCE = 1e-3 * (1 - 1e-9)  # so that rounding decides nothing where it is the limit itself
 MISSING = -1
 
 
@@ -46,13 +44,34 @@ class _Tally:
     row: list[int] = field(default_factory=list)  # the choices there
 
 
+@dataclass
+class _Dummies:
+    """Tokens before the last with the dummy route, by sample, held against what chance makes."""
+
+    experts: int = 0
+    shape: tuple[int, int] = (0, 0)
+    samples: list[tuple[int, int]] = field(default_factory=list)  # such tokens, those with it
+
+    def take(self, piece: RoutedRows, choices: Choices, dummy: Flags) -> None:
+        self.experts = max(self.experts, piece.num_experts or int(choices.values.max()) + 1)
+        self.shape = choices.values.shape[1:]
+        found = np.concatenate([[0], np.cumsum(dummy)])
+        counts = found[choices.ends] - found[choices.ends - choices.tokens]
+        inner = choices.tokens - _ends_whole(choices, piece.total)
+        self.samples += zip(inner.tolist(), counts.tolist(), strict=True)
+
+    def are_lost(self) -> bool:
+        chance = chance_of_dummy(self.experts, self.shape)
+        return are_lost((chance * tokens, count) for tokens, count in self.samples)
+
+
 def route_problems(pieces: Iterable[RoutedRows]) -> list[RouteProblem]:
     """Check the routes of one capture.
 
     A row of choices is what one token has in one layer. A row of -1 throughout has no route, which
     a replay leaves to the trainer's own router: a warning. Errors are a row that is -1 in part, an
     expert chosen twice, one beyond those there are, and a token before the last that has the
-    dummy route 0, 1, 2, ... in every layer, where chance makes fewer than one in a thousand such.
+    dummy route 0, 1, 2, ... in every layer, where a sample has more such than chance makes.
 
     Args:
         pieces: Its rows.
@@ -62,7 +81,7 @@ def route_problems(pieces: Iterable[RoutedRows]) -> list[RouteProblem]:
     """
     tallies: dict[tuple[str, str], _Tally] = {}
     checked: dict[str, int] = {}
-    dummies: dict[str, float] = {}
+    dummies: dict[str, _Dummies] = {}
     for piece in pieces:
         for name, choices in piece.choices.items():
             values = choices.values
@@ -75,12 +94,11 @@ def route_problems(pieces: Iterable[RoutedRows]) -> list[RouteProblem]:
             tally = tallies.setdefault((name, "dummy"), _Tally())
             dummy = _dummy_tokens(choices, piece.total)
             _count(tally, piece, choices, dummy[:, None], by_layer=False)
-            chance = chance_of_dummy(piece.num_experts or int(values.max()) + 1, values.shape[1:])
-            dummies[name] = dummies.get(name, 0.0) + chance * len(values)
+            dummies.setdefault(name, _Dummies()).take(piece, choices, dummy)
     return [
         _problem(name, check, tally, checked[name])
         for (name, check), tally in tallies.items()
-        if tally.count and (check != "dummy" or dummies[name] < BY_CHANCE)
+        if tally.count and (check != "dummy" or dummies[name].are_lost())
     ]
 
 
@@ -107,24 +125,13 @@ def _dummy_tokens(choices: Choices, total: Int64s) -> Flags:
     """
     values = choices.values
     dummy = np.asarray((values == np.arange(values.shape[2], dtype=values.dtype)).all((1, 2)))
-    dummy[choices.ends[(choices.tokens > 0) & (choices.tokens == total)] - 1] = False
+    dummy[choices.ends[_ends_whole(choices, total)] - 1] = False
     return dummy
 
 
-def chance_of_dummy(experts: int, shape: tuple[int, int]) -> float:
-    """How probable it is that a router of equal chances makes a token a dummy.
-
-    Args:
-        experts: Experts of a layer.
-        shape: Layers, and choices in each.
-
-    >>> round(1 / chance_of_dummy(8, (2, 2)))
-    3136
-    """
-    layers, top_k = shape
-    if experts < top_k:
-        return 0.0
-    return math.exp(-layers * (math.lgamma(experts + 1) - math.lgamma(experts - top_k + 1)))
+def _ends_whole(choices: Choices, total: Int64s) -> Flags:
+    """(S,) Samples that have a row of their last token."""
+    return np.asarray((choices.tokens > 0) & (choices.tokens == total))
 
 
 def _count(

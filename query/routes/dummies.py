@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from trajreplay.query.experts.checks import BY_CHANCE, chance_of_dummy
+from trajreplay.query.experts.dummies import are_lost, chance_of_dummy
 from trajreplay.query.routes.findings import RouteFindings
 from trajreplay.query.routes.identity import Composition
 from trajreplay.query.routes.installed import assigned_of, source_row
@@ -26,12 +25,14 @@ class _Token:
     Args:
         batch: Its micro-batch.
         ranks: The ranks that replay it, one or some of a pipeline.
+        sample: Its sample's number in the micro-batch.
         row: Its row in their shard.
         routes: By layer, its choices.
     """
 
     batch: Batch
     ranks: tuple[int, ...]
+    sample: int
     row: int
     routes: Mapping[int, tuple[int, ...]]
 
@@ -46,7 +47,7 @@ def check_dummies(
     """Check tokens that have the route 0, 1, 2, ... in every layer that is shown.
 
     The last token of a sample and padding have it, since the sampler returned none; of any other
-    it says that its routes were lost, where chance makes fewer than one in a thousand such tokens.
+    it says that its routes were lost, where a sample has more such than chance makes.
 
     Args:
         trace: The trace.
@@ -61,9 +62,13 @@ def check_dummies(
     dummies = [one for one in tokens if one.is_dummy]
     if not dummies:
         return
-    shapes = [(len(one.routes), len(next(iter(one.routes.values())))) for one in tokens]
     experts = policy.experts or _experts(trace, tokens)
-    expected = math.fsum(chance_of_dummy(experts, shape) for shape in shapes)
+    samples: dict[object, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
+    for one in tokens:
+        shape = len(one.routes), len(next(iter(one.routes.values())))
+        expected, count = samples[one.batch, one.ranks, one.sample]
+        chance = chance_of_dummy(experts, shape)
+        samples[one.batch, one.ranks, one.sample] = expected + chance, count + one.is_dummy
     first = dummies[0]
     told = (
         f"{len(dummies)} of {len(tokens)} tokens that are shown, none the last of its sample, have "
@@ -71,7 +76,7 @@ def check_dummies(
         f"{first.batch.microbatch} in {first.batch.stage} on rank "
         f"{', '.join(map(str, first.ranks))}"
     )
-    if expected < BY_CHANCE:
+    if are_lost(samples.values()):
         say.fail(
             "route.values",
             told,
@@ -118,22 +123,27 @@ def _tokens(
             yield from _of_shard(trace, batch, shard, [(rank,)], _inner([shard], 0, None))
 
 
-def _inner(shards: Sequence[Shard], place: int, composition: Composition | None) -> set[int]:
-    """Rows of a shard that are known to hold a token before the last of its sample."""
+def _inner(shards: Sequence[Shard], place: int, composition: Composition | None) -> dict[int, int]:
+    """Rows of a shard known to hold a token before the last of its sample, and which that is."""
     if composition is not None:
         rows = enumerate(composition.rows(place, len(shards)))
         lengths = composition.lengths
-        return {row for row, (of, at, valid) in rows if valid and at < lengths[of] - 1}
+        return {row: of for row, (of, at, valid) in rows if valid and at < lengths[of] - 1}
     last: dict[int, int] = {}
     shown = [rows_of(shard.identity) if shard.identity else [] for shard in shards]
     for sample, position, valid in (row for rows in shown for row in rows):
         if valid:
             last[sample] = max(last.get(sample, 0), position)
-    return {row for row, (of, at, valid) in enumerate(shown[place]) if valid and at < last[of]}
+    here = enumerate(shown[place])
+    return {row: of for row, (of, at, valid) in here if valid and at < last[of]}
 
 
 def _of_shard(
-    trace: Trace, batch: Batch, shard: Shard, ranks: Sequence[tuple[int, ...]], inner: set[int]
+    trace: Trace,
+    batch: Batch,
+    shard: Shard,
+    ranks: Sequence[tuple[int, ...]],
+    inner: Mapping[int, int],
 ) -> Iterator[_Token]:
     """What the ranks of a pipeline, and of each the tensor ranks, assigned to a shard's tokens."""
     count, rows = shard.routes.shape[:2]
@@ -150,4 +160,4 @@ def _of_shard(
                         routes[place][layer] = row
     told = tuple(rank for of in ranks for rank in of)
     for place, found in sorted(routes.items()):
-        yield _Token(batch, told, place, found)
+        yield _Token(batch, told, inner[place], place, found)

@@ -56,7 +56,7 @@ RULES = (
     RouteRule(
         "assign.coverage",
         "Every stated stage assigns routes to layers, in every step from the first to the last of "
-        "prev-logprob.",
+        "prev-logprob, and to as many tokens as its ranks fetched.",
     ),
     RouteRule(
         "layer.coverage",
@@ -90,7 +90,7 @@ RULES = (
     ),
     RouteRule(
         "stage.routes",
-        "Train replays the routes of prev-logprob for the same tokens.",
+        "Train replays the routes of prev-logprob for the same tokens, all of them.",
         both_stages=True,
     ),
     RouteRule(

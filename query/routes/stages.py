@@ -7,7 +7,7 @@ from collections import defaultdict
 from trajreplay.query.routes.findings import RouteFindings
 from trajreplay.query.routes.payloads import Put
 from trajreplay.query.routes.policy import RoutePolicy
-from trajreplay.query.routes.trace import Batch, Trace
+from trajreplay.query.routes.trace import Batch, Pass, Trace
 from trajreplay.schema.bundles.r3.records import Shard
 
 _BEFORE, _AFTER = "prev-logprob", "train"
@@ -31,15 +31,10 @@ def check_stage_routes(
     for one in put:
         if one.batch.stage == _BEFORE:
             routes[one.tokens].add(one.routes)
-    shown: set[tuple[Batch, int]] = set()
-    hidden: set[tuple[Batch, int]] = set()
     for one in put:
         places = {(one.batch, rank) for rank in one.ranks} & unmatched
-        if one.tokens not in routes:
-            hidden |= places
-            continue
-        shown |= places
-        if places and one.routes not in routes[one.tokens]:
+        alike = routes.get(one.tokens, {one.routes}) if one.batch.stage == _AFTER else {one.routes}
+        if places and one.routes not in alike:
             say.fail(
                 "stage.routes",
                 f"a sample of micro-batch {one.batch.microbatch} of train is replayed with other "
@@ -48,26 +43,64 @@ def check_stage_routes(
                 trace_step=one.batch.step,
                 microbatch=one.batch.microbatch,
             )
-    if left := unmatched - (shown - hidden):
-        say.unverified(
-            "stage.routes",
-            f"{len(left)} shards of train hold tokens that none of prev-logprob held alike",
+    for stage, other in ((_AFTER, _BEFORE), (_BEFORE, _AFTER)):
+        if left := _left(put, unmatched, stage):
+            say.unverified(
+                "stage.routes",
+                f"{len(left)} shards of {stage} hold tokens that none of {other} held alike",
+            )
+    _compare_rows(trace, say)
+
+
+def _left(put: list[Put], unmatched: set[tuple[Batch, int]], stage: str) -> set[tuple[Batch, int]]:
+    """Unmatched shards of a stage that hold a sample not known to be in the other stage."""
+    others = {one.tokens for one in put if one.batch.stage != stage}
+    shown: set[tuple[Batch, int]] = set()
+    hidden: set[tuple[Batch, int]] = set()
+    for one in put:
+        places = {(one.batch, rank) for rank in one.ranks}
+        (shown if one.tokens in others else hidden).update(places)
+    return {one for one in unmatched if one[0].stage == stage} - (shown - hidden)
+
+
+def _compare_rows(trace: Trace, say: RouteFindings) -> None:
+    """Shards are recorded of the first micro-batches only: of all, count the rows that replay."""
+    for rank in trace.world:
+        before, after = (
+            sum(
+                sum(trace.rows_of(Pass(stage, step, rank)).values())
+                for step in trace.steps.get(stage, ())
+            )
+            for stage in (_BEFORE, _AFTER)
         )
+        if after < before:
+            say.unverified(
+                "stage.routes",
+                f"rank {rank} replayed {after} rows in train and {before} in prev-logprob: whether "
+                "only padding is missing is not known",
+                stage=_AFTER,
+                rank=rank,
+            )
 
 
 def _compare_shards(trace: Trace, say: RouteFindings) -> set[tuple[Batch, int]]:
-    """Compare shards of train with those of the same tokens; return those without any."""
+    """Compare shards of train with those of the same tokens; return those without, of either."""
     before: dict[object, set[str]] = defaultdict(set)
-    after: list[tuple[Batch, int, Shard]] = []
+    held: dict[str, list[tuple[Batch, int, Shard]]] = {_BEFORE: [], _AFTER: []}
     for batch, shards in sorted(trace.shards.items()):
         for rank, shard in sorted(shards.items()):
             if batch.stage == _BEFORE:
                 before[rank, _tokens(shard)].add(shard.routes.sha256)
                 before[_tokens(shard)].add(shard.routes.sha256)
-            elif batch.stage == _AFTER:
-                after.append((batch, rank, shard))
-    unmatched: set[tuple[Batch, int]] = set()
-    for batch, rank, shard in after:
+            if batch.stage in held:
+                held[batch.stage].append((batch, rank, shard))
+    replayed = {_tokens(shard) for _, _, shard in held[_AFTER]}
+    unmatched = {
+        (batch, rank)
+        for batch, rank, shard in held[_BEFORE]
+        if not (shard.input_ids and shard.identity) or _tokens(shard) not in replayed
+    }
+    for batch, rank, shard in held[_AFTER]:
         tokens = _tokens(shard) if shard.input_ids and shard.identity else None
         known = before.get((rank, tokens), before.get(tokens))
         if known is None:

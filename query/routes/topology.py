@@ -45,6 +45,14 @@ class Topology:
         """The block that a rank is in."""
         return next((one for one in self.blocks if rank in one.ranks), None)
 
+    def replica_of(self, rank: int) -> tuple[int, ...]:
+        """The ranks that are known to see the micro-batches of a rank, itself among them."""
+        for blocks in self.replicas:
+            if any(rank in one.ranks for one in blocks):
+                return tuple(peer for one in blocks for peer in one.ranks)
+        block = self.block_of(rank)
+        return block.ranks if block else (rank,)
+
 
 def topology_of(trace: Trace) -> Topology:
     """Read the layout off context-parallel ranks, row counts and layers.

@@ -153,6 +153,19 @@ class Trace:
         """How often a pass assigned each of its layers."""
         return self._assigned[one]
 
+    def rows_of(self, one: Pass) -> dict[int, int]:
+        """Rows that a pass replays of each micro-batch, by its number: most of any layer."""
+        return self._rows[one]
+
+    @cached_property
+    def _rows(self) -> dict[Pass, dict[int, int]]:
+        found: dict[Pass, dict[int, int]] = defaultdict(dict)
+        for cell, replays in self.replays.items():
+            rows = found[Pass(cell.stage, cell.step, cell.rank)]
+            for number, one in enumerate(replays.assigned, 1):
+                rows[number] = max(rows.get(number, 0), (one.routes.shape or (0,))[0])
+        return found
+
     @cached_property
     def _assigned(self) -> dict[Pass, dict[int, int]]:
         found: dict[Pass, dict[int, int]] = defaultdict(dict)

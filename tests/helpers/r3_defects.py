@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from tests.helpers.r3_traces import Layout, Record, Trace, coordinates, make_trace, tensor_record
 
 _REPLAY = ("router_replay_assignment", "router_replay_action", "router_replay_forward_verify")
+_PASSES = (*_REPLAY, "cp_routed_experts")
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,78 @@ def _(trace: Trace) -> None:
 def _(trace: Trace) -> None:
     for stage in trace.layout.stages:
         remove_replays(trace, stage, 2)
+
+
+def remove_microbatch(trace: Trace, stage: str, number: int, ranks: Container[object]) -> None:
+    """Remove all that some ranks replayed of one micro-batch; what they fetched stays."""
+    for name, records in trace.files.items():
+        kept, seen = [], Counter[object]()
+        for one in records:
+            if one.get("stage") == stage and one.get("rank") in ranks and one["event"] in _PASSES:
+                kind = [one.get(key) for key in ("event", "action", "layer_number", "trace_step")]
+                seen[tuple(kind)] += 1
+                if one.get("microbatch_idx", seen[tuple(kind)]) == number:
+                    continue
+            kept.append(one)
+        trace.files[name] = kept
+
+
+def batches(layout: Layout) -> int:
+    """Micro-batches of a step in train."""
+    return -(-len(layout.lengths) // layout.microbatch)
+
+
+def several_batches(layout: Layout) -> bool:
+    return batches(layout) > 1
+
+
+@defect(
+    "no rank replayed a micro-batch in train",
+    "assign.coverage",
+    needs=lambda one: queue(one) and several_batches(one),
+)
+def _(trace: Trace) -> None:
+    remove_microbatch(trace, "train", batches(trace.layout), range(trace.layout.world))
+
+
+@defect(
+    "no rank replayed a micro-batch in prev-logprob",
+    "assign.coverage",
+    needs=lambda one: queue(one) and both_stages(one) and several_batches(one),
+)
+def _(trace: Trace) -> None:
+    remove_microbatch(trace, "prev-logprob", batches(trace.layout), range(trace.layout.world))
+
+
+@defect(
+    "a pipeline stage did not replay a micro-batch in train",
+    "assign.count",
+    needs=lambda one: one.pipeline > 1 and several_batches(one),
+)
+def _(trace: Trace) -> None:
+    of = trace.layout
+    ranks = [rank for rank in range(of.world) if coordinates(of, rank)[3] == of.pipeline - 1]
+    remove_microbatch(trace, "train", batches(trace.layout), ranks)
+
+
+@defect(
+    "a data-parallel replica did not replay a micro-batch in train",
+    "assign.coverage",
+    needs=lambda one: queue(one) and one.data > 1 and several_batches(one),
+)
+def _(trace: Trace) -> None:
+    of = trace.layout
+    ranks = [rank for rank in range(of.world) if coordinates(of, rank)[2] == of.data - 1]
+    remove_microbatch(trace, "train", batches(trace.layout), ranks)
+
+
+@defect(
+    "no rank replayed a micro-batch in train, of which no shard is recorded",
+    "assign.coverage",
+    needs=lambda one: queue(one) and batches(one) > one.capped,
+)
+def _(trace: Trace) -> None:
+    remove_microbatch(trace, "train", batches(trace.layout), range(trace.layout.world))
 
 
 @defect("there is no producer", "producer.coverage", needs=queue)

@@ -15,6 +15,7 @@ from trajreplay import DatasetError, Lake
 from trajreplay.query import datafile, scanning
 from trajreplay.query.experts import captured, route_problems, routed_rows
 from trajreplay.query.experts.captured import Choices, RoutedRows
+from trajreplay.query.experts.dummies import are_lost
 from trajreplay.schema.lakefile import open_lake
 from trajreplay.writer import parquet
 
@@ -52,12 +53,12 @@ def by_loops(
         found[check] = (count + 1, first)
 
     highest = max(int(one.max()) for one in routes)
-    tokens = sum(map(len, routes))
-    limit = 1e-3 * (1 - 1e-9)  # a chance that is the limit itself is rounded above or below it
     _, layers, top_k = routes[0].shape
     experts = num_experts or highest + 1
-    chance = 0.0 if experts < top_k else math.perm(experts, top_k) ** -float(layers) * tokens
+    chance = 0.0 if experts < top_k else math.perm(experts, top_k) ** -float(layers)
+    dummies: list[tuple[float, int]] = []
     for row, one in enumerate(routes):
+        dummies.append((chance * (len(one) - (len(one) == total[row])), 0))
         for position, token in enumerate(one.tolist()):
             for layer, choices in enumerate(token, 10):
                 if all(value == -1 for value in choices):
@@ -70,8 +71,11 @@ def by_loops(
                     add("route.range", row, position, layer)
             dummy = all(choices == list(range(top_k)) for choices in token)
             last = position + 1 == len(one) == total[row]
-            if dummy and not last and chance < limit:
+            if dummy and not last:
                 add("route.dummy", row, position, None)
+                dummies[row] = (dummies[row][0], dummies[row][1] + 1)
+    if not are_lost(dummies):
+        found.pop("route.dummy", None)
     return found
 
 
@@ -112,6 +116,28 @@ def test_routes_of_a_router_have_no_problem(seed: int, layers: int, top_k: int) 
     for one in routes:
         one[-1] = np.arange(top_k)  # the last token of a sample has no route of its own
     assert route_problems([rows_of(None, routes, 3, EXPERTS)]) == []
+
+
+@pytest.mark.parametrize(
+    ("layers", "top_k", "experts", "counts"),
+    [(2, 2, 8, [1000]), (2, 2, 8, [250] * 4), (4, 1, 8, [10_000]), (2, 1, 16, [1000])],
+)
+def test_the_more_tokens_lost_their_routes_the_surer_it_is_however_small_the_model(
+    layers: int, top_k: int, experts: int, counts: list[int]
+) -> None:
+    random = np.random.default_rng(3)
+    routes: Routes = [
+        random.random((count, layers, experts)).argsort(-1)[:, :, :top_k].astype(np.int16)
+        for count in counts
+    ]
+    assert route_problems([rows_of(None, routes, 3, experts)]) == []
+    found = []
+    for count in (counts[0] // 4, counts[0] // 2, counts[0] - 1):
+        routes[0][:count] = np.arange(top_k)
+        (problem,) = route_problems([rows_of(None, routes, 3, experts)])
+        found.append(int(problem.message.split()[1]))
+    assert found == sorted(found)
+    assert found[-1] >= counts[0] - 1
 
 
 def test_pieces_of_a_capture_count_together() -> None:

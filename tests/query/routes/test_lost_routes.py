@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.helpers.r3_checked import LAYOUTS, checked, failed
-from tests.helpers.r3_defects import remove_replays
-from tests.helpers.r3_traces import Layout, make_trace
+from tests.helpers.r3_defects import batches, remove_microbatch, remove_replays
+from tests.helpers.r3_traces import Layout, coordinates, make_trace
 
 
 def test_a_rule_of_two_stages_is_not_decided_by_one() -> None:
@@ -49,7 +51,93 @@ def test_routes_that_were_lost_are_the_dummy_route_of_tokens_that_have_one(
 
 
 def test_dummies_that_chance_may_have_made_are_not_decided() -> None:
-    of = Layout(layers=(2,), total_layers=2, lengths=(6,), top_k=1)
+    of = Layout(layers=(2,), total_layers=2, lengths=(4,), top_k=1)
     assert checked(make_trace(of, seed=5)).statuses["route.values"] == "pass"
     report = checked(make_trace(replace(of, dummy=True)))
     assert (report.verdict, report.statuses["route.values"]) == ("pass", "unverified")
+
+
+@pytest.mark.parametrize("queue", [True, False])
+@pytest.mark.parametrize(
+    "of",
+    [
+        Layout(layers=(2, 3), total_layers=3, top_k=1),
+        Layout(layers=(2,), total_layers=2, lengths=(20, 20, 18, 16), microbatch=1),
+    ],
+    ids=["two layers", "one layer"],
+)
+def test_where_all_of_a_sample_is_lost_few_layers_and_experts_are_enough(
+    of: Layout, queue: bool
+) -> None:
+    of = replace(of, queue=queue)
+    assert failed(checked(make_trace(of))) == set()
+    assert failed(checked(make_trace(replace(of, dummy=True)))) == {"route.values"}
+
+
+def replica(layout: Layout, number: int) -> list[int]:
+    """The ranks of one data-parallel replica."""
+    return [rank for rank in range(layout.world) if coordinates(layout, rank)[2] == number]
+
+
+@pytest.mark.parametrize("name", ["context", "sequence", "rows", "pipeline", "steps", "long"])
+@pytest.mark.parametrize("part", ["all", "one replica"])
+def test_without_fetches_a_micro_batch_that_train_leaves_out_is_left_open(
+    name: str, part: str
+) -> None:
+    """Also one beyond those whose shards are recorded: rows are counted of all."""
+    of = replace(LAYOUTS[name], queue=False)
+    assert checked(make_trace(of)).statuses["stage.routes"] == "pass"
+    for number in range(1, batches(of) + 1):
+        trace = make_trace(of)
+        ranks = range(of.world) if part == "all" else replica(of, 0)
+        remove_microbatch(trace, "train", number, ranks)
+        report = checked(trace)
+        assert report.statuses["stage.routes"] == "unverified" or failed(report), number
+        assert checked(trace, require=("stage.routes",)).verdict == "fail"
+
+
+@given(
+    name=st.sampled_from(["context", "sequence", "pipeline", "rows", "long"]),
+    stage=st.sampled_from(["prev-logprob", "train"]),
+    capped=st.integers(1, 3),
+    seed=st.integers(0, 99),
+    data=st.data(),
+)
+def test_a_micro_batch_that_was_fetched_and_not_replayed_is_missed(
+    name: str, stage: str, capped: int, seed: int, data: st.DataObject
+) -> None:
+    """The last of a pass: of those before it the shards may be recorded, or only its rows known."""
+    of = replace(LAYOUTS[name], lengths=(14, 9, 12, 16, 13, 9), capped=capped)
+    trace = make_trace(of, seed)
+    ranks = replica(of, data.draw(st.integers(0, of.data - 1)))
+    remove_microbatch(trace, stage, batches(of), ranks)
+    assert failed(checked(trace)) == {"assign.coverage"}
+
+
+def test_what_was_fetched_is_left_open_where_no_order_of_ranks_is_known() -> None:
+    trace = make_trace(Layout(context=2, data=2))
+    for one in trace.records(event="cp_routed_experts"):
+        one["cp_rank"] = (0, 1, 1, 0)[one["rank"]]
+    assert checked(trace).statuses["assign.coverage"] == "unverified"
+
+
+@pytest.mark.parametrize(
+    ("before", "train", "status"),
+    [
+        ([2, 3], [2, 3], "pass"),
+        ([3], [2, 3], "pass"),
+        ([2, 3], [3], "fail"),
+        ([2, 3], [2], "fail"),
+        ([2], [3, 4], "unverified"),
+        ([2, 3], [3, 4], "unverified"),
+    ],
+)
+def test_in_a_later_time_train_begins_no_later_than_prev_logprob(
+    before: list[int], train: list[int], status: str
+) -> None:
+    """Unless it counts further, as where it takes several steps for each of prev-logprob."""
+    trace = make_trace(replace(LAYOUTS["context"], steps=4, queue=False))
+    for stage, kept in (("prev-logprob", before), ("train", train)):
+        for step in {1, 2, 3, 4} - set(kept):
+            remove_replays(trace, stage, step)
+    assert checked(trace).statuses["assign.coverage"] == status
