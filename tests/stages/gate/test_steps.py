@@ -19,8 +19,8 @@ from trajreplay.schema.identity import ResumePoint, make_key
 from trajreplay.schema.lakefile import open_lake
 from trajreplay.stages.gate import GateVerdict, Policy, load_gate_policy
 from trajreplay.stages.gate.checks import CHECKS_BY_NAME, judged
+from trajreplay.stages.gate.counted import _check_whole
 from trajreplay.stages.gate.evidence import Evidence
-from trajreplay.stages.gate.gathering import _check_whole
 from trajreplay.writer import Event, commit_events
 
 SAMPLED = [[-1.0, -2.0, -0.5], [-0.25, -3.0]]
