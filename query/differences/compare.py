@@ -115,7 +115,7 @@ def compare_column(
     rows = [row for row, differs in enumerate(uneven) if not differs]
     if column.is_list:
         parents = pc.list_parent_indices(pair[0]).to_pylist()
-        flat = [one.flatten() for one in pair]
+        flat = [_plain(one.flatten()) for one in pair]
     else:
         parents = list(range(len(rows)))
         flat = pair
@@ -181,6 +181,13 @@ def compare_scalar(
         left=left,
         right=right,
     )
+
+
+def _plain(values: pa.Array) -> pa.Array:
+    """Values that can be held against each other: a struct, such as a span, as its text."""
+    if not pa.types.is_struct(values.type):
+        return values
+    return pa.array([repr(one) for one in values.to_pylist()], pa.string())
 
 
 def _lengths(values: pa.Array) -> pa.Array:

@@ -32,6 +32,7 @@ from trajreplay.schema.tables import SAMPLE_TABLES
 
 _ROLES = ("input", "output")
 _GROUPS = ("group_id", "group_size")  # whose they are; names of another run mean nothing
+_FACTS = ("weight_versions", "truncated")  # of how a sample came about, and judged by others
 
 
 def diff(
@@ -102,22 +103,19 @@ def _compare_settings(
     """Name each setting once, at the first cohort in which it differs."""
     trees = [[_flat(entry.settings.to_json()) for entry in one.entries] for one in sets]
     for name in sorted({name for side in trees for tree in side for name in tree}):
-        values = [_stated(name, side) for side in trees]
-        if values[0] != values[1] and name not in known:
+        left, right = (_stated(name, side) for side in trees)
+        if left != right and name not in known:
             known.add(name)
             cohort = sets[0].cohort
             report.settings.append(
-                SettingDifference(name, values[0], values[1], cohort.rollout_id, cohort.step_id)
+                SettingDifference(name, left, right, cohort.rollout_id, cohort.step_id)
             )
 
 
 def _stated(name: str, trees: Sequence[Mapping[str, Any]]) -> Any:
-    """A setting of one side: what all ranks state, else what is stated, in order of rank."""
-    found: list[Any] = []
-    for tree in trees:
-        if (value := tree.get(name)) not in found:
-            found.append(value)
-    return found[0] if len(found) == 1 else found or None
+    """A setting of one side: what all ranks state, else what each does, in order of rank."""
+    found = [tree.get(name) for tree in trees]
+    return found[0] if found and all(one == found[0] for one in found) else found or None
 
 
 def _flat(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
@@ -149,7 +147,7 @@ def _compare_sets(
         columns = [
             column
             for column in table.columns
-            if column.role in _ROLES or column.name in _GROUPS
+            if column.role in _ROLES or column.name in (*_GROUPS, *_FACTS)
             if not same and any(_has(one, table, column) for one in sets)
         ]
         names = [column.name for column in columns]
@@ -226,7 +224,9 @@ def _seals(one: CaptureSet, table: Table) -> list[dict[str, str]]:
     for entry in one.owners:
         file = entry.file(table.name)
         seals = file.columns if file else {}
-        compared = {name for name in seals if table[name].role in (*_ROLES, "identity")}
+        compared = {
+            name for name in seals if table[name].role in (*_ROLES, "identity") or name in _FACTS
+        }
         found.append({name: seals[name].digest for name in compared})
     return found
 

@@ -36,9 +36,13 @@ def step(
     rewards: list[float] | None = None,
     tokens: list[list[int]] | None = None,
     losses: list[float] | None = None,
+    more: dict[str, Any] | None = None,
     **options: Any,
 ) -> None:
-    """One optimizer step; `change` is (field, sample, token, value), `losses` of each sample."""
+    """One optimizer step; `change` is (field, sample, token, value), `losses` of each sample.
+
+    `more` are further fields of every sample.
+    """
     ids = ids or [f"s-{number}" for number in range(SAMPLES)]
     order = order or list(range(SAMPLES))
     fields = {"old_log_probs": values(step_id), "log_probs": values(step_id + 100)}
@@ -57,6 +61,7 @@ def step(
                     sample_id=ids[row],
                     reward=rewards[row],
                     total_length=len(tokens[row]),
+                    **more or {},
                 )
                 for row in order
             ]
@@ -180,16 +185,36 @@ def test_settings_that_differ_are_named_once_with_their_first_cohort(lake: Lake)
     assert report.fields == []
 
 
-def test_settings_of_every_rank_are_compared(lake: Lake) -> None:
-    other = RecomputeConfig(n_samples_per_prompt=SAMPLES, eps_clip=0.3)
-    for run, configs in (("a", [None, None]), ("b", [None, other])):
-        for rank, config in enumerate(configs):
-            options: dict[str, Any] = {"settings": config} if config else {}
-            step(lake, run, 0, rank=rank, expected_ranks=[0, 1], **options)
+@pytest.mark.parametrize(
+    ("left", "right", "told"),
+    [
+        ([0.2, 0.2, 0.2], [0.2, 0.2, 0.3], (0.2, [0.2, 0.2, 0.3])),
+        ([0.2, 0.2, 0.3], [0.2, 0.3, 0.3], ([0.2, 0.2, 0.3], [0.2, 0.3, 0.3])),
+    ],
+)
+def test_settings_of_every_rank_are_compared(
+    left: list[float], right: list[float], told: tuple[Any, Any], lake: Lake
+) -> None:
+    for run, clips in (("a", left), ("b", right)):
+        for rank, clip in enumerate(clips):
+            config = RecomputeConfig(n_samples_per_prompt=SAMPLES, eps_clip=clip)
+            step(lake, run, 0, rank=rank, expected_ranks=[0, 1, 2], settings=config)
     report = lake.diff("a", "b")
     named = {one.setting: (one.left, one.right) for one in report.settings}
-    assert named["loss.eps_clip"] == (0.2, [0.2, 0.3])
+    assert named["loss.eps_clip"] == told
     assert report.verdict != "same"
+
+
+def test_weights_that_sampled_and_lengths_that_cut_are_compared(lake: Lake) -> None:
+    for run, version, cut in (("a", 4, False), ("b", 4, False), ("c", 5, False), ("d", 4, True)):
+        spans = [(0, LENGTH, version)]
+        step(lake, run, 0, more={"weight_versions": spans, "truncated": cut})
+    assert lake.diff("a", "b").verdict == "same"
+    (one,) = lake.diff("a", "c").fields
+    assert (one.field, one.differing_samples) == ("weight_versions", SAMPLES)
+    assert one.right == {"start": 0, "stop": LENGTH, "version": 5}
+    (one,) = lake.diff("a", "d").fields
+    assert (one.field, one.left, one.right) == ("truncated", False, True)
 
 
 def test_values_that_were_recorded_for_each_sample_are_compared(lake: Lake) -> None:
