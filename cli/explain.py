@@ -18,6 +18,7 @@ from trajreplay.cli.verb import Verb
 
 if TYPE_CHECKING:
     from trajreplay.query import Cohort
+    from trajreplay.stages import CohortReport
     from trajreplay.stages.explain import Explained, Explanation
 
 _SHOWN = 10
@@ -81,6 +82,7 @@ def write_explained(
 ) -> None:
     """Write explanations, beside the report of the replay where that is asked for."""
     from trajreplay.cli.explain_rows import cluster_table, explanation_table
+    from trajreplay.query import Cohort
     from trajreplay.stages.explain import clusters
 
     for one in found.not_loaded:
@@ -88,6 +90,10 @@ def write_explained(
     together = clusters(found) if across else []
     if output.format != "json" and not (with_report and output.is_text):
         output.note_refused(found.report.refused)
+        for one in found.report.cohorts:
+            if reason := _not_judged(one):
+                place = Cohort(one.run_id, one.attempt, one.rollout_id, one.step_id)
+                output.note(f"Not explained: {place}: {reason}")
     if output.format == "table":
         text = "".join(f"{line}\n" for line in _lines(found, across, everything))
         if with_report:
@@ -130,6 +136,20 @@ def _lines(found: Explained, across: bool, everything: bool) -> Iterator[str]:
     yield from (one.text for one in found.rounded)
     if not told:
         yield f"{found.report.verdict}: nothing diverged"
+
+
+def _not_judged(one: CohortReport) -> str:
+    """Why a cohort was refused, or what of it is not verified; empty of others."""
+    if one.refusal:
+        return one.refusal
+    if one.verdict != "unverified":
+        return ""
+    left = (
+        f"{stage.stage} is {stage.verdict}: {stage.message}"
+        for stage in one.stages
+        if stage.verdict in ("unverified", "refused")
+    )
+    return next(left, "nothing of it was compared")
 
 
 def _alike(found: Explained) -> list[list[Explanation]]:

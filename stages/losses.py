@@ -13,7 +13,7 @@ from trajreplay.schema.policy import Tolerance
 from trajreplay.stages.block import Block
 from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.compare import Compared, Look, compare_elements, compare_scalar
-from trajreplay.stages.contract_checks.metrics import audited
+from trajreplay.stages.contract_checks.metrics import METRICS, audited
 from trajreplay.stages.coverage import POLICY, judge_coverage, name_unstated_terms
 from trajreplay.stages.gradients import judge_gradients
 from trajreplay.stages.kernels import scatter_sum_error
@@ -80,11 +80,14 @@ def _name_uncompared(
     left = sorted(
         {one.output.field for one in unknown if not checked or audited(block, one) is None}
     )
-    if left:
-        message = (
-            f"recorded and compared with nothing: {', '.join(left)}; under the settings there is "
-            "no such term"
-        )
+    known = [one for one in left if one in METRICS]
+    for names, why in (
+        ([one for one in left if one not in known], "under the settings there is no such term"),
+        (known, "scope, reduction or settings leave open what it is"),
+    ):
+        if not names:
+            continue
+        message = f"recorded and compared with nothing: {', '.join(names)}; {why}"
         cohort.report.findings.append(
             Finding("outputs.not-compared", "warning", message, stage=stage)
         )

@@ -72,7 +72,7 @@ def _stuck(given: Columns) -> Iterator[Finding]:
     loss = given.settings.loss
     old = "old_log_probs" if loss.old_source == "old" else "rollout_log_probs"
     plain = (loss.surrogate, loss.ratio) == ("ppo-clip", "token") and loss.correction == "none"
-    if not plain:
+    if not plain or loss.proximal != "recorded" or loss.log_ratio_clamp is not None:
         return
     values = [one.value for one in _scalars(given) if one.field == "pg_clipfrac"]
     if not values or any(values) or not given.has("log_probs", old, "advantages"):

@@ -68,6 +68,9 @@ def _sizes(block: Block, one: Values, wrong: Tensor) -> Iterator[str]:
         return
     if not bool(torch.isfinite(right).all()):
         return
+    if len(recorded) > 1 and bool((recorded == recorded[0]).all()):
+        yield f"all that was recorded there is {float(recorded[0]):.6g}"
+        return
     if len(recorded) > 1:
         everywhere = torch.zeros(len(recorded), dtype=torch.int64)
         factor, left = _factors(recorded, right, everywhere)

@@ -163,3 +163,16 @@ def test_the_rows_of_a_counterfactual_have_their_columns_without_a_row(tmp_path:
     assert empty.code == full.code == 0
     assert empty.out.splitlines() == full.out.splitlines()[:1]
     assert len(full.out.splitlines()) > 1
+
+
+@pytest.mark.parametrize("shape", ["table", "csv", "ndjson"])
+def test_what_was_refused_is_said_with_its_reason(shape: str, tmp_path: Path) -> None:
+    path = Path(healthy_lake(tmp_path / "lake").path)
+    for file in path.glob("data/**/*.parquet"):
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(bytes(data))
+    found = run("explain", "--lake", path, "--format", shape)
+    assert found.code == 3
+    assert "Not explained: " in found.err
+    assert "expected" in found.err, "the reason of the refusal"

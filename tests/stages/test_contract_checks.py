@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.captures import sample, start
-from tests.helpers.cohorts import capture
-from tests.helpers.scenes import WAY
+from tests.helpers.cohorts import Expected, capture
+from tests.helpers.scenes import WAY, write_step
 from tests.helpers.trainer import Sample, Trainer
 from trajreplay import Lake, SampleRecord, with_changes
 from trajreplay.schema import Settings
@@ -298,6 +298,28 @@ def test_a_column_of_zeros_is_found_whatever_is_beside_it(
     assert {one.check for one in cohort.findings} <= {"log-prob.zero", "handoff"}
     assert sorted(one.message.partition(" ")[0] for one in found) == sorted(chosen & zero)
     assert all((one.severity, one.sample_id, one.token) == ("warning", "s-0", 0) for one in found)
+
+
+@pytest.mark.parametrize("proximal", ["recorded", "current", "interpolated"])
+def test_a_metric_is_stuck_only_where_its_ratio_moves(proximal: str, lake: Lake) -> None:
+    samples = _samples()
+    for one in samples:
+        one.columns["log_probs"] = one.columns["old_log_probs"] - 1.0
+        one.columns["advantages"] = torch.full_like(one.columns["old_log_probs"], -1.0)
+    settings = with_changes(WAY.full, {"loss.proximal": proximal})
+    scalars = Expected({"pg_clipfrac": 0.0}, {"scope": "rank", "reduction": "mean"})
+    columns = ("log_probs", "old_log_probs", "advantages")
+    write_step(
+        lake,
+        {0: samples},
+        stages=["sample"],
+        settings=settings,
+        columns=columns,
+        expected={0: [scalars]},
+    )
+    (cohort,) = lake.replay().cohorts
+    stuck = [one for one in cohort.findings if one.check == "metric.stuck"]
+    assert bool(stuck) == (proximal == "recorded")
 
 
 def test_a_few_certain_tokens_are_no_column_of_zeros(lake: Lake) -> None:
