@@ -13,14 +13,14 @@ from trajreplay.cli.verb import Verb
 
 @click.command(
     cls=Verb,
-    exit_codes={1: "", 2: "There is no such fault.", 3: ""},
+    exit_codes={1: "", 2: "There is no such fault or stage.", 3: ""},
     example="trajreplay faults loss.mask",
 )
 @click.argument(
     "name",
     required=False,
-    metavar="[ID]",
-    help="A fault to show in full. Default: a line for each.",
+    metavar="[ID | STAGE]",
+    help="A fault to show in full, or a stage to list those of. Default: a line for each.",
 )
 @output_options
 def faults(name: str | None, output: Output) -> None:
@@ -30,12 +30,14 @@ def faults(name: str | None, output: Output) -> None:
     """
     import pyarrow as pa
 
+    from trajreplay.schema.contracts import STAGE_NAMES
     from trajreplay.stages.faults import not_loaded
 
     for failed in not_loaded():
         output.note(f"faults that are not listed: {failed}")
-    if name is None:
-        output.rows(pa.Table.from_pylist(fault_rows()), cell_width=None)
+    if name is None or name in STAGE_NAMES:
+        rows = [one for one in fault_rows() if name in (None, one["stage"])]
+        output.rows(pa.Table.from_pylist(rows), cell_width=None)
         return
     from trajreplay.schema.errors import StageError
     from trajreplay.stages.faults import fault_named, reported

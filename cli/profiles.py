@@ -47,6 +47,11 @@ def profiles(words: tuple[str, ...], output: Output) -> None:
         raise click.UsageError(f"found {' '.join(words)!r}. {_USE}")
     if not rows:
         output.note("They do not differ.")
+        return
+    if words[:1] == ("diff",):
+        output.note(
+            f"number: a worked example under {words[1]}; changed: with this field of {words[2]}"
+        )
     output.rows(pa.Table.from_pylist(rows), cell_width=None)
 
 
