@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from trajreplay.stages import CohortReport
     from trajreplay.stages.gate import CheckVerdict, Policy
+    from trajreplay.stages.watch import Watch
 
 
 @click.command(
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     exit_codes={
         0: "With --once: every cohort that was new passes.",
         1: "A cohort diverged or fails the policy, with --once or --fail-fast.",
-        3: "With --once: none diverged, and one was refused or is unverified.",
+        3: "With --once: none diverged, and one was refused or is unverified, or there is none.",
     },
     example="trajreplay watch --fail-fast --state watch.json",
 )
@@ -127,8 +128,27 @@ def watch(
         if once:
             if following.pending and not quiet:
                 click.echo(f"not whole yet: {counted(following.pending, 'cohort')}", err=True)
+            _check_reported(following, lake.path)
             click.get_current_context().exit(worst)
         time.sleep(interval)
+
+
+def _check_reported(following: Watch, lake: str) -> None:
+    """Refuse to end well where nothing was compared, now or by an earlier watch.
+
+    Raises:
+        DatasetError: There is no such run or attempt, or no cohort of it is whole.
+    """
+    from trajreplay.schema.errors import DatasetError
+
+    if following.reported:
+        return
+    of = "" if following.run is None else f" of run {following.run!r}"
+    of += "" if following.attempt is None else f" in attempt {following.attempt}"
+    raise DatasetError(
+        f"{lake}: nothing was compared, there is no whole cohort{of}",
+        hint="To see what there is: trajreplay info",
+    )
 
 
 def _policy(named: str | None) -> Policy | None:

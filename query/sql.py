@@ -22,6 +22,7 @@ from trajreplay.query.connection import (
 from trajreplay.query.sql_errors import check_statement, translated
 from trajreplay.query.sql_types import refuse_for_polars, refuse_types, refuse_values
 from trajreplay.query.visible import Visible
+from trajreplay.schema.errors import QueryError
 
 if TYPE_CHECKING:
     import polars
@@ -187,6 +188,25 @@ def _batches(run: Run, rows: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
     while (batch := run(lambda: next(rows, None))) is not None:
         refuse_values(batch)
         yield batch
+
+
+def check_sql(text: str, where: str) -> None:
+    """Refuse a statement that no lake can answer, whatever it holds.
+
+    Args:
+        text: The statement.
+        where: Where it stands, which a refusal begins with.
+
+    Raises:
+        QueryError: It is no SQL, or not one SELECT.
+
+    >>> check_sql("SELECT count(*) FROM steps", "policy.toml")
+    """
+    with duckdb.connect() as connection:
+        try:
+            check_statement(connection, text)
+        except QueryError as error:
+            raise QueryError(f"{where}: {error.message}", hint=error.hint) from error
 
 
 def run_sql(catalog: Catalog, text: str, **options: Any) -> SqlResult:

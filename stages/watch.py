@@ -56,6 +56,7 @@ class Watch:
         self._gate = None if self.policy is None else CohortGate(self.policy)
         self._catalog: Catalog | None = None
         self._looks: dict[Cohort, int] = {}
+        self._shown: set[Cohort] = set()
 
     def poll(self) -> list[CohortReport]:
         """Look once: the reports of cohorts that became whole, or can never be, in order.
@@ -67,9 +68,11 @@ class Watch:
             DatasetError: The lake cannot be listed.
         """
         catalog = self._catalog = Catalog.open(self.store)
+        self._shown = set()
         if not self._has_begun(catalog):
             return []
         sets = capture_sets(catalog, lineages(catalog, self.run, self.attempt))
+        self._shown = set(sets)
         unseen = [cohort for cohort in sets if cohort not in self.seen]
         ready = {cohort for cohort in unseen if self._is_ready(catalog, sets, cohort)}
         self.pending = len(unseen) - len(ready)
@@ -80,6 +83,11 @@ class Watch:
                 if cohort in ready:
                     found[cohort] = one
         return [found[cohort] for cohort in sorted(found, key=lambda one: one.order)]
+
+    @property
+    def reported(self) -> int:
+        """How many cohorts of the last look were reported, by this watch or an earlier one."""
+        return len(self._shown & self.seen)
 
     def gate(self, one: CohortReport) -> tuple[CheckVerdict, ...]:
         """What the policy's checks say of a report of the last look, those that fail first."""

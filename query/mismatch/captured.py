@@ -155,12 +155,16 @@ class Reading:
             found["weight_versions"] = pa.nulls(len(rows), SPANS)
         if captures.kind == "step" and "sample_id" in found:
             self._consumed.fill(captures, found, (*self.pair.columns, "weight_versions"))
-        version = None
-        for column in self.pair.columns:
-            giver = self._consumed.giver(captures, entry, column)
-            origin = self.origins.add(column, giver) if giver else None
-            if column == self.pair.trainer and origin:
-                version = origin.weight_version
+        trainer, sampler = (
+            [
+                origin
+                for giver in self._consumed.givers(captures, entry, column)
+                if (origin := self.origins.add(column, giver))
+            ]
+            for column in self.pair.columns
+        )
+        self.origins.compare(trainer, sampler)
+        version = trainer[0].weight_version if trainer else None
         complete = pc.and_(*(pc.is_valid(found[column]) for column in self.pair.columns))
         lacking = len(rows) - (complete.true_count or 0)
         if lacking and (count := _with_valid_tokens(found["loss_mask"], pc.invert(complete))):

@@ -43,11 +43,11 @@ class Consumed:
             if key.part == "data" and self._catalog.entry(key).owner
         )
 
-    def giver(self, captures: CaptureSet, entry: Entry, column: str) -> Entry | None:
-        """The entry whose data a column is: the capture's own, else one that it consumed from."""
+    def givers(self, captures: CaptureSet, entry: Entry, column: str) -> tuple[Entry, ...]:
+        """The entries whose data a column is: the capture's own, else those it consumed from."""
         if column in columns_of(entry) or captures.kind == "rollout":
-            return entry
-        return next((one for one in self.sources(captures) if column in columns_of(one)), None)
+            return (entry,)
+        return tuple(one for one in self.sources(captures) if column in columns_of(one))
 
     def fill(self, captures: CaptureSet, found: dict[str, Any], columns: Sequence[str]) -> None:
         """Take from the rollouts what a step's captures lack.

@@ -40,6 +40,7 @@ class _Measured:
     pair: str
     without: Mapping[Step, int]
     of_other_version: Mapping[Step, int]
+    interpolated: tuple[str, ...]
     findings: tuple[MismatchFinding, ...]
 
 
@@ -104,6 +105,7 @@ def mismatch(
         steps={run_id: one.summary.steps for run_id, one in measured.items()},
         without={run_id: one.without for run_id, one in measured.items()},
         of_other_version={run_id: one.of_other_version for run_id, one in measured.items()},
+        interpolated={run_id: one.interpolated for run_id, one in measured.items()},
         findings=tuple(chain.from_iterable(one.findings for one in measured.values())),
         thresholds=plan.thresholds,
     )
@@ -147,8 +149,8 @@ def _measure(
     summary = summarise(sums, reading.keys, by, sums.plan)
     found = list(_findings(run_id, reading, sums, summary, left_out))
     pair = f"{reading.origins}, of {taken}s"
-    others = _of_other_version(reading, sums)
-    return _Measured(summary, taken, pair, reading.without, others, tuple(found))
+    others, interpolated = _of_other_version(reading, sums), reading.origins.interpolated
+    return _Measured(summary, taken, pair, reading.without, others, interpolated, tuple(found))
 
 
 def _of_other_version(reading: Reading, sums: TokenSums) -> Counter[Step]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Literal
 
 from trajreplay.schema.entry import Entry, LogProbOrigin
@@ -64,7 +65,7 @@ class Origins:
 
     pair: Pair
     sources: dict[str, set[str]] = field(default_factory=dict)
-    temperatures: dict[str, set[float]] = field(default_factory=dict)
+    crossed: set[tuple[float, float]] = field(default_factory=set)
 
     def add(self, column: str, entry: Entry) -> LogProbOrigin | None:
         """Take note of the origin that an entry gives a column.
@@ -76,10 +77,22 @@ class Origins:
         self.sources.setdefault(column, set()).add(origin.source if origin else _UNKNOWN)
         if origin is None:
             return None
-        if origin.temperature is not None:
-            self.temperatures.setdefault(column, set()).add(origin.temperature)
         self._refuse(column, origin, entry)
         return origin
+
+    def compare(self, trainer: Iterable[LogProbOrigin], sampler: Iterable[LogProbOrigin]) -> None:
+        """Take note of the temperatures at which the values of one capture were taken."""
+        for one, other in product(trainer, sampler):
+            both = one.temperature, other.temperature
+            if both[0] is not None and both[1] is not None and both[0] != both[1]:
+                self.crossed.add((both[0], both[1]))
+
+    @property
+    def interpolated(self) -> tuple[str, ...]:
+        """The columns that some of the captures hold interpolated."""
+        return tuple(
+            one for one in self.pair.columns if "interpolated" in self.sources.get(one, ())
+        )
 
     def _refuse(self, column: str, origin: LogProbOrigin, entry: Entry) -> None:
         other = self.pair.sampler if column == self.pair.trainer else self.pair.trainer
@@ -101,14 +114,12 @@ class Origins:
 
     def remarks(self) -> Iterator[tuple[Severity, str]]:
         """What is to be said of the origins: severity and text."""
-        for column, found in self.sources.items():
-            if "interpolated" in found:
-                yield "warning", f"{column} is interpolated in some captures, not recomputed"
-        both = [self.temperatures.get(column, set()) for column in self.pair.columns]
-        if all(both) and both[0] != both[1]:
-            told = " and ".join(
-                f"{column} at {', '.join(map(str, sorted(found)))}"
-                for column, found in zip(self.pair.columns, both, strict=True)
+        for column in self.interpolated:
+            yield "warning", f"{column} is interpolated in some captures, not recomputed"
+        if self.crossed:
+            told = "; ".join(
+                f"{self.pair.trainer} at {one} and {self.pair.sampler} at {other}"
+                for one, other in sorted(self.crossed)
             )
             yield "error", f"the log-probs were taken at different temperatures: {told}"
 

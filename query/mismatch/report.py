@@ -42,6 +42,7 @@ class MismatchReport:
         without: By run and step, how many samples with a valid token lack one of the columns.
         of_other_version: By run and step, how many valid tokens are left out since other weights
             sampled them than recomputed them.
+        interpolated: By run, the columns that some captures hold interpolated, not recomputed.
         findings: What is to be said of the columns.
         thresholds: |d| beyond which tokens were counted.
     """
@@ -54,6 +55,7 @@ class MismatchReport:
     steps: Mapping[str, Sequence[tuple[str, int, int, int | None]]]
     without: Mapping[str, Mapping[tuple[str, int, int, int | None], int]]
     of_other_version: Mapping[str, Mapping[tuple[str, int, int, int | None], int]]
+    interpolated: Mapping[str, tuple[str, ...]]
     findings: tuple[MismatchFinding, ...]
     thresholds: tuple[float, ...]
 

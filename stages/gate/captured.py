@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from itertools import chain
 from typing import cast
 
 from trajreplay.query import Catalog, Selection, mismatch, run_sql
@@ -20,6 +21,7 @@ OF_MISMATCH = (
     "generation_kl",
 )
 MISMATCH_ERRORS = "mismatch_errors"  # why the statistics do not mean what they say
+EQUAL_TOKENS = "equal_tokens"  # of the valid tokens, those in which trainer and sampler are equal
 OF_OTHER_VERSION = "of_other_version"  # valid tokens that the statistics leave out
 # The spread of a group is that of its samples in the step; advantages count on valid tokens.
 _SIGNAL = """
@@ -122,11 +124,16 @@ def _mismatch(catalog: Catalog, selection: Selection, *, any_version: bool) -> d
     else:
         (others,), (without,) = report.of_other_version.values(), report.without.values()
         odd = [one.message for one in report.findings if one.severity == "error"]
+        odd += [
+            f"{column} is interpolated in some captures, expected to be recomputed"
+            for column in chain.from_iterable(report.interpolated.values())
+        ]
         lacking = {step[2:] for step in without}
         for row in report.table.to_pylist():
             place = row["rollout_id"], row["step_id"]
             if place not in lacking:
-                found[place] = {name: row[name] for name in OF_MISMATCH} | {MISMATCH_ERRORS: odd}
+                values = {name: row[name] for name in (*OF_MISMATCH, EQUAL_TOKENS)}
+                found[place] = values | {MISMATCH_ERRORS: odd}
     for step, count in others.items():
         found.setdefault(cast(Place, step[2:]), {})[OF_OTHER_VERSION] = count
     return found

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from trajreplay.schema.errors import DatasetError, shown
 from trajreplay.schema.events import HEARTBEAT, TERMINAL
 from trajreplay.schema.identity import DATA, CaptureKey
+from trajreplay.stages.gate.captured import OF_MISMATCH
 from trajreplay.stages.gate.evidence import Evidence
 from trajreplay.stages.gate.heartbeats import Values, over_ranks, read_events
 
@@ -25,13 +26,13 @@ def read_steps(found: Evidence) -> None:
     for key in _events(found):
         for event, values in read_events(found.catalog, key):
             if event == TERMINAL and key.attempt == found.last:
-                found.ends[key.rank] = values
+                found.ends.setdefault(key.rank, []).append(values)
             if event != HEARTBEAT:
                 continue
             step, rollout_id = _checked(key.attempt, values)
             if found.only and (rollout_id, values.get("step_id")) != found.only[2:]:
                 continue
-            found.ranks.setdefault(key.attempt, set()).add(key.rank)
+            found.telling.setdefault(key.attempt, set()).add(key.rank)
             stop = stops[key.attempt]
             if stop is not None and rollout_id is not None and rollout_id >= stop:
                 continue
@@ -46,8 +47,12 @@ def read_steps(found: Evidence) -> None:
         if len(attempts) > 1:
             found.numbered_twice.append(step)
         ranks = {(attempt, rank) for attempt, rank, _ in told}
-        silent = sum(len(found.ranks[attempt]) for attempt in attempts) - len(ranks)
+        silent = sum(len(found.telling[attempt]) for attempt in attempts) - len(ranks)
         values = over_ranks([values for _, _, values in told], silent=silent)
+        # A loss may be told by one rank for all; tokens that a rank captures, it alone can tell of.
+        capturing = {(one, rank) for one in attempts for rank in found.capturing.get(one, ())}
+        if not capturing <= ranks:
+            values = {name: one for name, one in values.items() if name not in OF_MISMATCH}
         found.steps[step] = values | {"attempt": told[0][0]}
 
 

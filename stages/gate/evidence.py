@@ -24,8 +24,9 @@ class Evidence:
         attempts: The attempts in the order of the chain; the last is the one that is judged.
         steps: By number, the first is 1, the values of each step.
         numbered_twice: Steps that more than one of the attempts recorded.
-        ends: By rank, what the last attempt's terminal records say.
-        ranks: By attempt, the ranks that told of any step, or whose captures a step expects.
+        ends: By rank, what each of the last attempt's terminal records says.
+        telling: By attempt, the ranks that told of any step.
+        capturing: By attempt, the ranks that captured a step, or whose captures one expects.
         recording: Ranks that the last attempt's captures are of, or expect.
         records: How many captures and events the last attempt has.
         problems: Why something could not be read, or does not fit together.
@@ -39,8 +40,9 @@ class Evidence:
     attempts: tuple[int, ...]
     steps: dict[int, Values] = field(default_factory=dict)
     numbered_twice: list[int] = field(default_factory=list)
-    ends: dict[int, Values] = field(default_factory=dict)
-    ranks: dict[int, set[int]] = field(default_factory=dict)
+    ends: dict[int, list[Values]] = field(default_factory=dict)
+    telling: dict[int, set[int]] = field(default_factory=dict)
+    capturing: dict[int, set[int]] = field(default_factory=dict)
     recording: set[int] = field(default_factory=set)
     records: int = 0
     problems: list[str] = field(default_factory=list)

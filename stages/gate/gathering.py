@@ -52,6 +52,9 @@ def gather(
     captured: dict[Captured, Values] = {}
     for attempt in found.attempts:
         _attempt(found, partial(_take, found, attempt, captured, reads))
+    for key in (one for one in found.captures() if one.kind == "step"):
+        # Of a capture that is refused a heartbeat tells as little as of one that is missing.
+        captured.setdefault((key.attempt, key.rollout_id or 0, key.step_id or 0), {})
     _place(found, captured)
     found.records = len(catalog.by_attempt.get((run_id, found.last), ()))
     return found
@@ -94,13 +97,13 @@ def _read_ranks(found: Evidence) -> None:
         if key.attempt == found.last:
             found.recording |= ranks
         if key.kind == "step":
-            found.ranks.setdefault(key.attempt, set()).update(ranks)
+            found.capturing.setdefault(key.attempt, set()).update(ranks)
 
 
 def _place(found: Evidence, captured: Mapping[Captured, Values]) -> None:
     """Put what was computed from captures on the steps of the heartbeats, or number them."""
     if not found.steps:
-        for number, (attempt, values) in _numbered(captured):
+        for number, (attempt, values) in numbered(captured):
             if number in found.steps:
                 found.numbered_twice.append(number)
             found.steps[number] = values | {"attempt": attempt}
@@ -123,7 +126,7 @@ def _place(found: Evidence, captured: Mapping[Captured, Values]) -> None:
             found.steps[step] = told | {n: one for n, one in values.items() if one is not None}
 
 
-def _numbered(
+def numbered(
     captured: Mapping[Captured, Values],
 ) -> Iterator[tuple[int, tuple[int, Values]]]:
     """Steps without heartbeats, counted in order; a number is left out for each gap.

@@ -16,7 +16,7 @@ from trajreplay.stages.gate.check import Judged
 from trajreplay.stages.gate.checks import CHECKS, judged, sources
 from trajreplay.stages.gate.evidence import Evidence
 from trajreplay.stages.gate.gathering import gather
-from trajreplay.stages.gate.of_run import misfit
+from trajreplay.stages.gate.of_run import unasked
 from trajreplay.stages.gate.policy import Policy, SqlCheck, is_number
 from trajreplay.stages.gate.verdict import CheckVerdict, GateVerdict, in_order
 
@@ -61,7 +61,7 @@ def gate(
     made = [
         CheckVerdict.of(check.name, check.phase, judged(check, found, policy), check.unit)
         for check in CHECKS
-        if check.name in policy.checks or (check.name == "attempt" and misfit(found, policy))
+        if check.name in policy.checks or check.name in unasked(found, policy)
     ]
     made += [
         CheckVerdict.of(f"sql:{one.name}", "sql", judged_sql(one, found)) for one in policy.sql

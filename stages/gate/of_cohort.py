@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from trajreplay.query import Catalog
 from trajreplay.query.catalog import Cohort
 from trajreplay.query.lineage import lineages
 from trajreplay.schema.errors import QueryError
 from trajreplay.stages.gate.check import Check, Judged
-from trajreplay.stages.gate.checks import CHECKS, judged, sources
+from trajreplay.stages.gate.checks import CHECKS, CHECKS_BY_NAME, judged, sources
 from trajreplay.stages.gate.evidence import Evidence
-from trajreplay.stages.gate.gathering import gather
+from trajreplay.stages.gate.gathering import gather, numbered
 from trajreplay.stages.gate.heartbeats import Values
+from trajreplay.stages.gate.of_run import misfit
 from trajreplay.stages.gate.policy import Policy
 from trajreplay.stages.gate.verdict import CheckVerdict, in_order
 from trajreplay.stages.report import CohortReport
@@ -32,6 +35,9 @@ class CohortGate:
 
     policy: Policy
     _history: dict[Cohort, Values] = field(default_factory=dict)
+    _first: dict[tuple[str, tuple[int, ...]], tuple[dict[int, Values], int]] = field(
+        default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         self._checks = [one for one in CHECKS if one.name in self.policy.checks and one.of]
@@ -61,6 +67,9 @@ class CohortGate:
             for check in self._checks
             if check.of in (kind, "any")
         ]
+        if misfit(found, self.policy):  # what is left of it says nothing
+            of = CHECKS_BY_NAME["attempt"]
+            made.append(CheckVerdict.of(of.name, of.phase, judged(of, found, self.policy), of.unit))
         return in_order(made)
 
     def _judged(self, check: Check, found: Evidence, cohort: Cohort, one: CohortReport) -> Judged:
@@ -70,16 +79,17 @@ class CohortGate:
             passed = one.verdict in allowed
             return Judged(passed, one.verdict, bound, "" if passed else f"it is {one.verdict}")
         if check.name == "mismatch_baseline":
-            found = self._chained(found, cohort)
             window = self.policy.checks[check.name].get("window", 3)
-            if len(found.steps) <= window:
+            found, number = self._chained(found, cohort, window)
+            if number <= window:
                 return Judged(None, None, check.demand, f"it is one of the first {window} steps")
         return judged(check, found, replace(self.policy, run="intermediate"))
 
-    def _chained(self, found: Evidence, cohort: Cohort) -> Evidence:
-        """The steps up to this one of all attempts that its own continues; new ones are read.
+    def _chained(self, found: Evidence, cohort: Cohort, window: int) -> tuple[Evidence, int]:
+        """The steps up to this one of all attempts that its own continues, and its number.
 
         The first steps of a resumed attempt are no warm-up: what it continues may have drifted.
+        Those that were captured may begin late, too, or skip some, of which heartbeats tell.
         """
         catalog = found.catalog
         lineage = lineages(catalog, cohort.run_id, cohort.attempt)[cohort.run_id]
@@ -94,8 +104,23 @@ class CohortGate:
         for one in steps:
             if one not in self._history:
                 self._gathered(catalog, one)
-        values = [self._history[one] for one in sorted(steps, key=lambda one: one.order)]
-        return replace(found, attempts=lineage.attempts, steps=dict(enumerate(values, 1)))
+        values = _by_number({one: self._history[one] for one in steps})
+        number = max(values)
+        chain = replace(found, attempts=lineage.attempts, steps=values)
+        if number > window and not set(range(1, window + 1)) <= set(values):
+            heard = self._told(chain, window, number)
+            chain.steps = heard | values
+        return chain, number
+
+    def _told(self, chain: Evidence, window: int, number: int) -> dict[int, Values]:
+        """What heartbeats say of the first steps; where some lack, ever more seldom asked again."""
+        key = chain.run_id, chain.attempts
+        first, again = self._first.get(key, ({}, 0))
+        if len(first) < window and number >= again:
+            heard = gather(chain.catalog, chain.run_id, chain.attempts, reads=()).steps
+            first = {one: heard[one] for one in range(1, window + 1) if one in heard}
+            self._first[key] = first, 2 * number
+        return first
 
     def _gathered(self, catalog: Catalog, cohort: Cohort) -> Evidence:
         if not self._reads or cohort.step_id is None:
@@ -103,3 +128,14 @@ class CohortGate:
         found = gather(catalog, cohort.run_id, [cohort.attempt], only=cohort, reads=self._reads)
         self._history[cohort] = next(iter(found.steps.values()), {})
         return found
+
+
+def _by_number(history: Mapping[Cohort, Values]) -> dict[int, Values]:
+    """Steps by number: as the heartbeats tell, where those of all do, else counted by place."""
+    ordered = sorted(history.items(), key=lambda one: (one[0][2:4], one[0].attempt))
+    told = [values.get("step") for _, values in ordered]
+    known = [one for one in told if one is not None]
+    if len(known) == len(told) and all(one < later for one, later in pairwise(known)):
+        return dict(zip(known, (values for _, values in ordered), strict=True))
+    places = {(one.attempt, one.rollout_id, one.step_id or 0): values for one, values in ordered}
+    return {number: values for number, (_, values) in numbered(places)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from trajreplay.query.capture_sets import read_capture_set
 from trajreplay.query.routes import RouteReport, check_routes, policy_of
@@ -22,7 +23,7 @@ def judge_routes(found: Evidence, policy: Policy, given: Parameters) -> Judged:
         return Judged(False, None, bound, "no folder of traces is named: checks.routes.traces")
     if "contract" not in stated:
         return Judged(False, None, bound, "no contract is stated: checks.routes.contract")
-    value: dict[str, int] = {}
+    value: dict[str, dict[str, Any]] = {}
     for attempt in found.attempts:
         start, stop = found.window_s(attempt)
         since = [one for one in (stated.get("since"), start) if one is not None]
@@ -31,7 +32,11 @@ def judge_routes(found: Evidence, policy: Policy, given: Parameters) -> Judged:
             return Judged(False, None, bound, f"when attempt {attempt} started is not recorded")
         within = stated | {"since": max(since), "until": min(until, default=None)}
         report = check_routes(Path(folder), policy_of(within, "checks.routes"))
-        value = {"records": report.records, "left_out": report.left_out}
+        value[str(attempt)] = {
+            "records": report.records,
+            "left_out": report.left_out,
+            "traced_steps": dict(report.steps),
+        }
         if attempt != found.last and not report.records:
             continue  # an earlier run of the chain may have kept its traces elsewhere
         if report.verdict != "pass":

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from trajreplay.stages.gate.captured import MISMATCH_ERRORS, OF_OTHER_VERSION
+from trajreplay.stages.gate.captured import EQUAL_TOKENS, MISMATCH_ERRORS, OF_OTHER_VERSION
 from trajreplay.stages.gate.check import Judged, Parameters
 from trajreplay.stages.gate.evidence import Evidence
 from trajreplay.stages.gate.heartbeats import total
@@ -81,15 +81,15 @@ def judge_mismatch_baseline(found: Evidence, policy: Policy, given: Parameters) 
     values, missing = found.numbers(name)
     if problem := _without_start(found) or problem or missing:
         return Judged(False, None, bound, problem)
-    if len(values) <= window:
-        return Judged(
-            False, None, bound, f"{len(values)} steps were recorded, expected more than {window}"
-        )
     first = sorted(found.steps)[:window]
-    if first[-1] != window:
+    if first != list(range(1, len(first) + 1)):
         told = ", ".join(map(str, first[:5]))
         return Judged(
             False, None, bound, f"the warm-up is steps 1 to {window}, and the first are {told}"
+        )
+    if len(values) <= window:
+        return Judged(
+            False, None, bound, f"{len(values)} steps were recorded, expected more than {window}"
         )
     usual = total(values[:window]) / window
     limit = factor * usual
@@ -119,7 +119,29 @@ def _measured(found: Evidence, given: Parameters) -> tuple[Evidence, str]:
             "than recomputed them, and are not compared; any_version = true counts them, too"
         )
     said = [one for step in found.steps.values() for one in step.get(MISMATCH_ERRORS, ())]
-    return found, said[0] if said else ""
+    return found, said[0] if said else _equal(found)
+
+
+def _equal(found: Evidence) -> str:
+    """Why the divergence of trainer and sampler is 0 by construction, not by what they compute.
+
+    No two engines agree in every bit of a step; of heartbeats, which may be rounded, all are asked.
+    """
+    equal = [
+        step
+        for step, one in sorted(found.steps.items())
+        if one.get(EQUAL_TOKENS) and one[EQUAL_TOKENS] == one.get("valid_tokens")
+    ]
+    if equal:
+        told = ", ".join(map(str, equal[:5])) + (" ..." if len(equal) > 5 else "")
+        return f"trainer and sampler are equal in every token of step {told}: one is a copy"
+    names = ("generation_kl", "abs_delta_max", "abs_delta")
+    said = [
+        one[name] for one in found.steps.values() for name in names if one.get(name) is not None
+    ]
+    if said and all(is_number(one) and one == 0 for one in said):
+        return "the mismatch of every step is exactly 0: one of its columns is a copy of the other"
+    return ""
 
 
 def _without_start(found: Evidence) -> str:

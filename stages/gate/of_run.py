@@ -46,6 +46,13 @@ def misfit(found: Evidence, policy: Policy) -> str:
     return ""
 
 
+def unasked(found: Evidence, policy: Policy) -> tuple[str, ...]:
+    """The checks that are made whether or not a policy names them, since nothing holds with it."""
+    failed = found.command_signal is not None or found.command_exit not in (None, 0)
+    found_out = {"command": failed, "attempt": bool(misfit(found, policy))}
+    return tuple(name for name, fails in found_out.items() if fails)
+
+
 def judge_attempt(found: Evidence, policy: Policy, given: Parameters) -> Judged:
     """The attempt recorded steps of its own, and all that counts fits together."""
     bound = "at least one record of it, and all that count readable"
@@ -95,12 +102,13 @@ def judge_terminal(found: Evidence, policy: Policy, given: Parameters) -> Judged
     bound = f"a closing record of each rank of attempt {found.last}, all {ENDED_CLEAN}"
     if not found.ends:
         return Judged(False, 0, bound, "there is none: the recorder was not closed")
-    ranks = found.ranks.get(found.last, set()) | found.recording
+    ranks = found.telling.get(found.last, set()) | found.recording
     if open_ranks := sorted(ranks - set(found.ends)):
         told = _numbers(open_ranks)
         return Judged(
             False, len(found.ends), bound, f"rank {told} recorded, or should have: it is not closed"
         )
-    odd = [one for one in found.ends.values() if one.get("status") != ENDED_CLEAN]
+    told_ends = [one for of_rank in found.ends.values() for one in of_rank]
+    odd = [one for one in told_ends if one.get("status") != ENDED_CLEAN]
     reason = f"one says {odd[0].get('status')!r}: {odd[0].get('reason')}" if odd else ""
     return Judged(not odd, len(found.ends), bound, reason)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
+from trajreplay.query.sql import check_sql
 from trajreplay.schema.errors import QueryError
 from trajreplay.schema.toml_files import read_toml
 from trajreplay.stages.gate.heartbeats import number_of
@@ -224,6 +225,7 @@ def _sql_of(tree: Any, where: str) -> SqlCheck:
             f"{where}: sql {tree['name']!r} has {found}, expected a number for one of "
             f"{', '.join(_SQL_BOUNDS)}"
         )
+    check_sql(tree["query"], f"{where}: sql {tree['name']!r}")
     return SqlCheck(tree["name"], tree["query"], {name: float(one) for name, one in bounds.items()})
 
 

@@ -88,11 +88,27 @@ def test_a_policy_that_no_cohort_can_fail_is_refused(lake: Lake, tmp_path: Path)
 
 def test_what_is_not_whole_is_said_and_refused_exits_3(lake: Lake) -> None:
     rollout(lake, 0, expected_ranks=[0, 1])
-    assert once(lake) == (0, [], "not whole yet: 1 cohort\n")
+    code, lines, err = once(lake)
+    assert (code, lines) == (3, [])
+    assert err.startswith("not whole yet: 1 cohort\nError: ")
     rollout(lake, 0, rank=1, expected_ranks=[1, 2], ids=("s-2", "s-3"))
     code, lines, _ = once(lake, "--format", "ndjson")
     assert code == 3
     assert json.loads(lines[0])["verdict"] == "refused"
+
+
+def test_where_nothing_is_compared_it_does_not_end_well(lake: Lake, tmp_path: Path) -> None:
+    state = tmp_path / "state.json"
+    code, lines, err = once(lake)
+    assert (code, lines) == (3, [])
+    assert "nothing was compared, there is no whole cohort\n" in err
+    rollout(lake, 0, run_id="r")
+    assert once(lake, "--state", state, "-q")[0] == 0
+    assert once(lake, "--state", state, "-q", "--run", "r")[0] == 0
+    for more in (["--run", "other"], ["--attempt", "7"]):
+        code, lines, err = once(lake, "--state", state, "-q", *more)
+        assert (code, lines) == (3, [])
+        assert "nothing was compared" in err
 
 
 @contextmanager

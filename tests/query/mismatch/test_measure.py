@@ -252,6 +252,20 @@ def test_different_temperatures_are_an_error(tmp_path: Path) -> None:
     assert not report.ok
 
 
+def test_temperatures_are_compared_in_each_capture(tmp_path: Path) -> None:
+    lake = Lake.create(tmp_path)
+    for step_id, both in enumerate([(1.0, 1.0), (0.7, 0.7), (0.5, None)]):
+        write_pair(lake, OLD, ROLLOUT, MASK, step_id=step_id, temperatures=both)
+    assert measured(lake).ok, "a run may change its temperature"
+    write_pair(lake, OLD, ROLLOUT, MASK, step_id=3, temperatures=(1.0, 0.7))
+    write_pair(lake, OLD, ROLLOUT, MASK, step_id=4, temperatures=(0.7, 1.0))
+    (finding,) = measured(lake).findings
+    assert finding.message == (
+        "the log-probs were taken at different temperatures: old_log_probs at 0.7 and "
+        "rollout_log_probs at 1.0; old_log_probs at 1.0 and rollout_log_probs at 0.7"
+    )
+
+
 def test_a_difference_that_is_not_finite_is_counted_and_an_error(tmp_path: Path) -> None:
     lake = Lake.create(tmp_path)
     write_pair(lake, [[-1.0, math.nan, -math.inf]], [[-1.5, -1.0, -1.0]])

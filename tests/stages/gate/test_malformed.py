@@ -113,6 +113,8 @@ def test_a_policy_gives_a_verdict_or_is_refused(catalog: Catalog, tree: dict[str
         ("[checks.routes]\nlayers = [0]", "layers has 0"),
         ("[checks.routes]\nsince = nan", "since is"),
         ("max_steps = 10000000000\n[checks]\ncomplete = {}", "from 1 to 1000000000"),
+        ('[[sql]]\nname = "a"\nquery = "SELEC 1"\nbelow = 1', "sql 'a': Parser Error"),
+        ('[[sql]]\nname = "a"\nquery = "DROP TABLE steps"\nbelow = 1', "of kind DROP"),
         ('[[sql]]\nname = "a"\nquery = "select 1"\nat_most = 0x1' + "0" * 5000, "64 bits"),
     ],
 )

@@ -1,11 +1,12 @@
 """A policy held against each rollout or step as it completes."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.helpers.gates import RUN, reserve
+from tests.helpers.gates import HEALTHY, RUN, beat, reserve
 from tests.helpers.mismatches import write_pair
 from tests.helpers.queried import catalog_of
 from tests.helpers.small_lakes import rollout
@@ -107,6 +108,38 @@ def test_the_baseline_of_a_resumed_attempt_is_that_of_its_chain(lake: Lake) -> N
     assert (alone.verdict, "--attempts 0,1" in alone.reason) == ("fail", True)
     (chain,) = gate(catalog_of(lake), policy, RUN, [0, 1]).checks
     assert chain.reason.startswith("step 3 is the first above, 0.5 nat against 0.03 nat, 3 x the")
+
+
+@pytest.mark.parametrize("heard", [False, True])
+@pytest.mark.parametrize(
+    ("captured_rollouts", "last"),
+    [((0, 1, 2, 4), 0.5), ((0, 1, 2, 4), 0.001), ((0, 4, 5), 0.5), ((4, 5, 6, 7), 0.5)],
+)
+def test_the_baseline_of_a_step_is_that_of_the_gate_up_to_it(
+    lake: Lake, captured_rollouts: Sequence[int], last: float, heard: bool
+) -> None:
+    """Whichever steps were captured, and whether or not heartbeats tell of the others."""
+    policy = Policy(checks={"mismatch_baseline": {}})
+    reserve(lake, 0)
+    for rollout_id in captured_rollouts:
+        delta = last if rollout_id == captured_rollouts[-1] else 0.001
+        step(lake, 0, delta, rollout_id=rollout_id, run_id=RUN)
+    for rollout_id in range(captured_rollouts[-1] + 1) if heard else ():
+        beat(lake, 0, rollout_id + 1, HEALTHY | {"abs_delta": 0.001})
+    watch = lake.watch(policy=policy, wait=0)
+    (*_, judged) = (watched(watch, one) for one in watch.poll())
+    checks = {one.check: one for one in gate(catalog_of(lake), policy, RUN, [0]).checks}
+    assert judged == checks["mismatch_baseline"].verdict
+
+
+@pytest.mark.parametrize("heard", [False, True])
+def test_a_capture_that_is_refused_fails_the_attempt(lake: Lake, heard: bool) -> None:
+    step(lake, 0, 0.0, source="copy:rollout_log_probs", run_id=RUN)
+    if heard:
+        beat(lake, 0, 1, HEALTHY)
+    assert failing(lake.watch(policy=LIMITS, wait=0)) == {
+        0: ["attempt", "delta_tail", "generation_kl"]
+    }
 
 
 @pytest.mark.parametrize(
