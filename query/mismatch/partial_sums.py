@@ -84,7 +84,7 @@ TOKEN_SUMS = (
     PartialSum("odd", "not isfinite(d)", "count"),
     PartialSum("d_low", "d", "smallest", "low"),
     PartialSum("d_high", "d", "largest", "high"),
-    PartialSum("a_high", "a", "largest", "greatest(-low, high, 0.0)"),
+    PartialSum("a_high", "a", "largest", "greatest(-low, high) + 0.0"),
 )
 # Over the samples that have a valid token, of the sums above.
 SEQUENCE_SUMS = (
