@@ -90,9 +90,9 @@ def write_explained(
     together = clusters(found) if across else []
     if output.format != "json" and not (with_report and output.is_text):
         output.note_refused(found.report.refused)
-        for one in found.report.cohorts:
-            if reason := _not_judged(one):
-                place = Cohort(one.run_id, one.attempt, one.rollout_id, one.step_id)
+        for cohort in found.report.cohorts:
+            if reason := _not_judged(cohort):
+                place = Cohort(cohort.run_id, cohort.attempt, cohort.rollout_id, cohort.step_id)
                 output.note(f"Not explained: {place}: {reason}")
     if output.format == "table":
         text = "".join(f"{line}\n" for line in _lines(found, across, everything))
