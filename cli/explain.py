@@ -127,14 +127,15 @@ def _lines(found: Explained, across: bool, everything: bool) -> Iterator[str]:
             if len(alike) > 1:
                 rest = _named([one.cohort for one in alike[1:]], several)
                 told.append((rest, f"{alike[0].stage}: the same explanation"))
-        told += [(_named([one.cohort], several), one.text) for one in found.non_finite]
-    shown = told if everything else told[:_SHOWN]
+    odd = [(_named([one.cohort], several), one.text) for one in found.non_finite]
+    shown = [*told, *odd] if everything else [*told[:_SHOWN], *odd[:_MANY]]
     for place, text in shown:
         yield printable(f"{place}: {text}" if place else text)
-    if len(told) > len(shown):
-        yield f"and {counted(len(told) - len(shown), 'further explanation')} (--all shows them)"
+    left = len(told) + len(odd) - len(shown)
+    if left:
+        yield f"and {counted(left, 'further explanation')} (--all shows them)"
     yield from (one.text for one in found.rounded)
-    if not told:
+    if not told and not odd:
         yield f"{found.report.verdict}: nothing diverged"
 
 

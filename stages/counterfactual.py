@@ -57,13 +57,15 @@ class CohortChange:
         cohort: Its coordinates.
         fields: By stage and field, in order.
         notes: What could not be recomputed, and why.
-        stages: What was recomputed, shown or not.
+        stages: What can be recomputed under the settings in force, shown or not.
+        complete: Whether all of it that the changes reach was recomputed under them.
     """
 
     cohort: Cohort
     fields: list[FieldChange] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     stages: tuple[str, ...] = ()
+    complete: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """All facts as JSON values."""

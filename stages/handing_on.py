@@ -22,11 +22,15 @@ HANDED_ON = ("reward", "kl", "advantages", "returns")
 
 @dataclass(frozen=True)
 class Handed:
-    """What a rollout recomputed under the settings in force, and under the others."""
+    """What a rollout recomputed under the settings in force, and under the others.
+
+    Columns that the others change, and that could not be recomputed under them, are lost.
+    """
 
     sample_ids: pa.Array
     offsets: Tensor
     sides: tuple[dict[str, Tensor], dict[str, Tensor]]
+    lost: frozenset[str] = frozenset()
 
 
 class Handover:

@@ -66,10 +66,14 @@ class Samples:
         lengths = list_lengths(self._table["loss_mask"])
         return np.concatenate([[0], np.cumsum(lengths)])[:-1].astype(np.int64)
 
-    def not_finite(self, name: str) -> NotFinite | None:
+    def not_finite(self, name: str, *, masked: bool | None = None) -> NotFinite | None:
         """What is not finite in a column of floats; None if everything is, or it is not there.
 
         What is null of some samples is nothing, and hides nothing of the others.
+
+        Args:
+            name: The column.
+            masked: Whether to look under the mask, or at trained tokens and samples; None is both.
         """
         if name not in self._table.column_names:
             return None
@@ -78,7 +82,7 @@ class Samples:
         per_token = pa.types.is_list(column.type)
         if not per_token:
             odd = there[~np.isfinite(np.asarray(column.to_numpy(), np.float64)[there])]
-            if not len(odd):
+            if not len(odd) or masked:
                 return None
             value, row = column[int(odd[0])].as_py(), int(odd[0])
             return NotFinite(name, len(odd), len(odd), float(value), self._id(row), None)
@@ -90,7 +94,15 @@ class Samples:
         starts = np.concatenate([[0], np.cumsum(own)])[:-1]
         owners = np.searchsorted(starts, odd, side="right") - 1
         rows, tokens = there[owners], odd - starts[owners]
-        trained = self._trained[self._starts[rows] + tokens].nonzero()[0]
+        is_trained = self._trained[self._starts[rows] + tokens]
+        if masked is not None:
+            kept = is_trained != masked
+            if not kept.any():
+                return None
+            odd, rows, tokens, is_trained = (
+                every[kept] for every in (odd, rows, tokens, is_trained)
+            )
+        trained = is_trained.nonzero()[0]
         at = int(trained[0]) if len(trained) else 0
         value, row = values[odd[at]], int(rows[at])
         return NotFinite(name, len(odd), len(trained), float(value), self._id(row), int(tokens[at]))

@@ -56,6 +56,7 @@ def what_if(
         loaded = cohorts.load(place)
         if isinstance(loaded, CohortReport):
             change.notes.append(loaded.refusal or "nothing was declared that can be recomputed")
+            change.complete = not loaded.refusal
         elif loaded.table.num_rows:
             handed.keep(place, _change(loaded, changes, handed.of(place), change, selection.stages))
         handed.done(place)
@@ -78,7 +79,8 @@ def _idle(changes: Mapping[str, Any], cohorts: Sequence[CohortChange]) -> Iterat
     for name in unread:
         yield f"{name} has no effect: none of the stages that are declared reads it"
     rest = [name for name in changes if name not in unread]
-    if rest and fields and not any(one.changed for one in fields):
+    complete = all(one.complete for one in cohorts)  # what was not recomputed may well change
+    if rest and fields and complete and not any(one.changed for one in fields):
         verb = "has" if len(rest) == 1 else "have"
         yield f"{', '.join(rest)} {verb} no effect: no value that is shown changes"
 
@@ -98,21 +100,33 @@ def _change(
     sides: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
     for at in range(2):
         sides[at].update(taken_over(block, handed, at))
+    lost = {name for one in handed.values() for name in one.lost}
     for stage in wanted:
+        made = {*cohort.abilities[stage].writes} & {*HANDED_ON}
+        reads = [one for one in cohort.abilities[stage].reads if one in lost]
+        if reads:
+            report.notes.append(
+                f"{stage}: not recomputed: reads {', '.join(reads)}, which could not be recomputed"
+            )
+            report.complete, lost = False, lost | made
+            continue
         try:
             now, then = map(recompute, blocks, (stage, stage), sides)
             alone = [recompute(one, stage) for one in blocks]
         except TrajReplayError as error:
             why = _unsupported(blocks[1], stage) or error.message
             report.notes.append(f"{stage}: {why}")
+            if any(stage in _READ_BY.get(name.partition(".")[0], ()) for name in changes):
+                report.complete, lost = False, lost | made
             continue
+        lost -= made
         for side, values in zip(sides, (now, then), strict=True):
             side.update({one.field: one.recomputed for one in values if one.field in HANDED_ON})
         if not stages or stage in stages:
             report.fields += _compared(block, stage, now, then, alone)
     report.fields.sort(key=lambda one: STAGE_NAMES.index(one.stage))
     ids = cohort.table["sample_id"].combine_chunks()
-    return Handed(ids, block.packed.offsets, sides)
+    return Handed(ids, block.packed.offsets, sides, frozenset(lost))
 
 
 def _unsupported(block: Block, stage: str) -> str:

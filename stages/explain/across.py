@@ -29,6 +29,7 @@ class Cluster:
         example: The explanation of the first cohort in full.
         told: Whether a contract check found it, so that the sentence says what is wrong.
         warns: Whether it is only a warning, by which no stage diverged.
+        doubt: What to say first where chance gives what all of them recorded; else nothing.
     """
 
     run_id: str
@@ -42,6 +43,7 @@ class Cluster:
     example: str
     told: bool = False
     warns: bool = False
+    doubt: str = ""
 
     @property
     def text(self) -> str:
@@ -51,7 +53,8 @@ class Cluster:
         if not self.faults:
             return f"{start} {self.sentence}."
         see = f"Known as: {self.known_as}. See: trajreplay faults {self.faults[0]}"
-        return f"{start} {'' if self.told else 'equal '}{self.sentence}. {see}"
+        equal = "" if self.told else self.doubt or "equal "
+        return f"{start} {equal}{self.sentence}. {see}"
 
     def to_json(self) -> dict[str, Any]:
         """All facts as JSON values."""
@@ -116,7 +119,14 @@ def _cluster(
         first.text,
         bool(first.told),
         first.warns,
+        _doubt(found),
     )
+
+
+def _doubt(found: Sequence[Explanation]) -> str:
+    """The doubt of the first, where there is one about all of them."""
+    said = [one.first.doubt for one in found if one.first is not None]
+    return said[0] if said and all(said) else ""
 
 
 def _is_judged(report: CohortReport, stage: str, diverged: set[Cohort]) -> bool:

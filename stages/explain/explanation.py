@@ -29,6 +29,8 @@ class Hypothesis:
         max_error: The largest error of those.
         exact: Whether all agree within the tolerance; else some only within float32's bound.
         alike: What else the recorded values equal, by the same faults in other ways.
+        by_chance: Where it rests on a few values that only count tokens: how many; else 0. Another
+            mistake that counts as many tokens gives these, too.
     """
 
     faults: tuple[str, ...]
@@ -42,11 +44,24 @@ class Hypothesis:
     max_error: float
     exact: bool = True
     alike: tuple[str, ...] = ()
+    by_chance: int = 0
 
     @property
     def reproduces(self) -> bool:
         """Whether it explains every value."""
         return self.agree == self.values
+
+    @property
+    def doubt(self) -> str:
+        """What to say first where chance may give as much; else nothing."""
+        if not self.by_chance:
+            return ""
+        values = "1 value" if self.by_chance == 1 else f"{self.by_chance} values"
+        verb = "counts" if self.by_chance == 1 else "count"
+        return (
+            f"not certain, resting on {values} that only {verb} tokens, which other mistakes give "
+            "by chance: perhaps "
+        )
 
     def to_json(self) -> dict[str, Any]:
         """All facts as JSON values."""
@@ -65,6 +80,7 @@ class Hypothesis:
             "max_error": json_float(self.max_error),
             "exact": self.exact,
             "alike": list(self.alike),
+            "by_chance": self.by_chance,
         }
 
 
@@ -128,7 +144,7 @@ class Explanation:
             return f"{start}{self.told}. Known as: {best.known_as}. {look}"
         fit = f"max error {_short(best.max_error)} on {best.agree} of {best.values} {self.noun}"
         parts = [
-            f"{self.stage}: recorded values equal {best.sentence}",
+            f"{self.stage}: {best.doubt or 'recorded values equal '}{best.sentence}",
             f"({fit}; the settings in force miss by {_short(self.misses_by)}).",
             f"Known as: {best.known_as}.",
         ]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 
 from trajreplay.query import Cohort
 from trajreplay.stages.explain.explanation import Explanation, Hypothesis
 from trajreplay.stages.faults import Fault, reported
-from trajreplay.stages.report import CohortReport, Finding
+from trajreplay.stages.report import CohortReport, Divergence, Finding
 
 _SHOWN = 3
 
@@ -65,12 +66,19 @@ def unexplained_stage(report: CohortReport, place: Cohort, stage: str) -> Explan
     """
     (result,) = [one for one in report.stages if one.stage == stage]
     said = [
-        f"{one.field}{f' of {one.sample_id}' if one.sample_id else ''} is {one.recorded:.6g}, "
-        f"expected {one.recomputed:.6g}"
+        f"{one.field}{f' of {one.sample_id}' if one.sample_id else ''} is {_versus(one)}"
         for one in result.divergences[:_SHOWN]
     ]
     said += [result.message] if result.message else []
     return Explanation(place, stage, note=f"no known fault: {'; '.join(said) or 'it diverged'}")
+
+
+def _versus(one: Divergence) -> str:
+    """What is recorded, and what was expected; what is no number on both sides is no agreement."""
+    same = one.recorded == one.recomputed or math.isnan(one.recomputed)
+    if math.isfinite(one.recorded) or not same:
+        return f"{one.recorded:.6g}, expected {one.recomputed:.6g}"
+    return f"{one.recorded:.6g}, expected a finite value"
 
 
 def named(fault: Fault, sentence: str, values: int = 0) -> Hypothesis:

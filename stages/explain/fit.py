@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,10 @@ from trajreplay.stages.variants import Variant, changed_settings
 # How much of what the settings miss by a value may be off that only a bound of rounding lets
 # through: next to nothing; or less than half of it, where a token on a bound is counted or not.
 SURE, COUNTED = 1e-2, 0.5
+# Values that have to differ before pairs, or counts alone, prove anything: a few fit by chance.
+EVIDENCE = 3
+# Scalars that count tokens: of the few values that one can have, chance gives many.
+COUNTS = ("pg_clipfrac", "value_clipfrac")
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +39,7 @@ class Fit:
         right: The fields that it gives throughout.
         moves: The fields of which it recomputes anything else than the settings do.
         repaired: The fields that it gives and the settings do not.
+        by_chance: How many values it rests on where these are few and only count tokens; else 0.
     """
 
     told: tuple[tuple[Fault, Told], ...]
@@ -46,6 +51,7 @@ class Fit:
     right: frozenset[Key]
     moves: frozenset[Key]
     repaired: frozenset[Key]
+    by_chance: int
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -138,7 +144,21 @@ def fit_of(
             repaired.add(one.key)
     values = sum(int(one.counts.sum()) for one in base)
     sets = frozenset(right), frozenset(moves), frozenset(repaired)
-    return Fit(told, order, values, agree, max(errors), undecided, *sets)
+    few = resting_on_counts(base)
+    return Fit(told, order, values, agree, max(errors), undecided, *sets, few)
+
+
+def resting_on_counts(base: Sequence[Values]) -> int:
+    """How many values disagree where these are few and only count tokens; else 0.
+
+    Args:
+        base: What is recorded of a stage, and what the settings give.
+    """
+    wrong = {one.field: 0 for one in base if bool((one.disagree & one.counts).any())}
+    if not wrong or not {*wrong} <= {*COUNTS}:
+        return 0
+    differ = sum(int((one.disagree & one.counts).sum()) for one in base)
+    return differ if differ < EVIDENCE else 0
 
 
 def _shares(block: Block, stage: str, variant: Variant) -> Callable[[str], float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,31 +10,38 @@ import numpy as np
 
 from trajreplay.query import Cohort
 from trajreplay.schema.contracts import STAGE_OF_COLUMN
+from trajreplay.schema.tables import SAMPLE_TABLES
 from trajreplay.stages.cohort import LoadedCohort
-from trajreplay.stages.not_finite import Samples
+from trajreplay.stages.not_finite import NotFinite, Samples, harmful_columns
 from trajreplay.stages.report import json_float
 
-# Columns in the order in which a training makes them.
+# Columns in the order in which a training makes them; any other comes after these.
 _ORDER = (
     "raw_reward",
+    "greedy_reward",
     "reward",
     "rollout_log_probs",
     "old_log_probs",
+    "sum_pi_squared",
     "ref_log_probs",
+    "teacher_log_probs",
     "kl",
     "old_values",
+    "last_value",
+    "kept_baseline",
     "token_rewards",
     "advantages",
     "returns",
     "log_probs",
     "entropy",
     "values",
+    "log_prob_gradients",
 )
 
 
 @dataclass(frozen=True)
 class FirstNonFinite:
-    """The earliest value of a cohort that is NaN or infinite.
+    """The earliest value of a cohort that is NaN or infinite, and may have done harm.
 
     Args:
         cohort: The cohort.
@@ -44,6 +52,8 @@ class FirstNonFinite:
         token: Its position in the response; None for a value a sample.
         masked: Whether it lies under the mask.
         spread: How many values are not finite, by column and scalar, in order.
+        trained: The first of a sample or a trained token; None where there is none.
+        under_mask: The first under the mask; None where there is none.
     """
 
     cohort: Cohort
@@ -54,42 +64,80 @@ class FirstNonFinite:
     token: int | None
     masked: bool
     spread: dict[str, int]
+    trained: NotFinite | None = None
+    under_mask: NotFinite | None = None
 
     @property
     def text(self) -> str:
-        """The place and the spread in a sentence."""
+        """The places and the spread in a sentence."""
         where = "" if self.sample_id is None else f" of {self.sample_id}"
         where += "" if self.token is None else f" token {self.token}"
         mask = "" if self.token is None else ", under the mask" if self.masked else ", trained"
+        words = [f"{self.column}{where} ({json_float(self.value)}{mask})"]
+        others = (("trained", self.trained), ("under the mask", self.under_mask))
+        for kind, one in others[::-1] if not self.masked else others[:1]:
+            place = None if one is None else (one.column, one.sample_id, one.token)
+            if one is not None and place != (self.column, self.sample_id, self.token):
+                words.append(
+                    f"the first one {kind} {one.column} of {one.where} ({json_float(one.value)})"
+                )
+                break
         later = ", ".join(f"{name} ({count})" for name, count in self.spread.items())
         return (
-            f"{self.stage}: the first value that is not finite is {self.column}{where} "
-            f"({json_float(self.value)}{mask}). Not finite are: {later}."
+            f"{self.stage}: the first value that is not finite is {', '.join(words)}. "
+            f"Not finite are: {later}."
         )
 
     def to_json(self) -> dict[str, Any]:
         """All facts as JSON values."""
         facts = {**vars(self), "value": json_float(self.value), "text": self.text}
+        for name in ("trained", "under_mask"):
+            one: NotFinite | None = facts[name]
+            facts[name] = None if one is None else {**vars(one), "value": json_float(one.value)}
         return {**self.cohort._asdict(), **{k: v for k, v in facts.items() if k != "cohort"}}
 
 
 def first_non_finite(cohort: LoadedCohort, place: Cohort) -> FirstNonFinite | None:
-    """Look for the earliest NaN or infinity of a cohort, in columns and then in scalars."""
-    samples = [Samples(one) for one in (cohort.table, cohort.incomplete) if one is not None]
+    """Look for the earliest NaN or infinity of a cohort, in columns and then in scalars.
+
+    What a declared stage reads or writes comes before what none does, and what is no part of the
+    arithmetic where it is not finite, as a missing reward may be, is left out.
+    """
+    held = [one for one in (cohort.table, cohort.incomplete) if one is not None]
+    samples = [Samples(one) for one in held]
+    table = SAMPLE_TABLES["rollout" if place.step_id is None else "step"]
+    harmful = harmful_columns(table, cohort.settings)
+    used = {name for one in cohort.abilities.values() for name in (*one.reads, *one.writes)}
+    names = [one for one in _ORDER if one in harmful]
+    names += [one for one in harmful if one not in names]
+    by_column = {name: list(_in(samples, name)) for name in names}
+    spread = {name: sum(one.count for one in odd) for name, odd in by_column.items() if odd}
+    found = sorted(
+        (one for odd in by_column.values() for one in odd), key=lambda one: one.column not in used
+    )
+    masked = [one for one in found if one.masked]
     first: tuple[str, str, float, str | None, int | None, bool] | None = None
-    spread: dict[str, int] = {}
-    for name in _ORDER:
-        odd = next((found for one in samples if (found := one.not_finite(name))), None)
-        if odd is None:
-            continue
-        spread[name] = odd.count
-        stage = STAGE_OF_COLUMN.get(name, "sample")
-        first = first or (name, stage, odd.value, odd.sample_id, odd.token, odd.masked)
+    if found:
+        lead = found[0]
+        stage = STAGE_OF_COLUMN.get(lead.column, "sample")
+        first = lead.column, stage, lead.value, lead.sample_id, lead.token, lead.masked
     for entry in cohort.owners:
-        for one in entry.outputs:
-            values = [one.value] if one.values is None else list(one.values)
+        for output in entry.outputs:
+            values = [output.value] if output.values is None else list(output.values)
             bad = [value for value in values if value is not None and not np.isfinite(value)]
             if bad:
-                spread[one.field] = spread.get(one.field, 0) + len(bad)
-                first = first or (one.field, one.stage, bad[0], None, None, False)
-    return None if first is None else FirstNonFinite(place, *first, spread)
+                spread[output.field] = spread.get(output.field, 0) + len(bad)
+                first = first or (output.field, output.stage, bad[0], None, None, False)
+    if first is None:
+        return None
+    trained = next((one for one in found if not one.masked), None)
+    return FirstNonFinite(place, *first, spread, trained, masked[0] if masked else None)
+
+
+def _in(samples: Iterable[Samples], name: str) -> Iterable[NotFinite]:
+    """What is not finite in a column: of trained tokens and of those under the mask, each once."""
+    for one in samples:
+        for masked in (True, False):
+            odd = one.not_finite(name, masked=masked)
+            if odd is not None:
+                yield odd

@@ -113,6 +113,8 @@ def explain(
                 one.note = f"cannot be explained: {loaded.refusal or 'nothing can be recomputed'}"
             else:
                 searches.explain(block_of(loaded), one)
+                if not one.differ and one.of:
+                    one.note = _of_no_numbers(by_place.get(place), stage) or one.note
                 if not one.differ and not one.told and (place, stage) in told:
                     continue  # a check says why
             explained.explanations.append(one)
@@ -122,6 +124,18 @@ def explain(
     explained.explanations.sort(key=lambda one: one.cohort.order)
     _set_weights(explained.explanations, whole)
     return explained
+
+
+def _of_no_numbers(report: CohortReport | None, stage: str) -> str:
+    """Why a stage diverged of which every value equals its recomputation: NaN equals no number."""
+    results = [] if report is None else [one for one in report.stages if one.stage == stage]
+    odd = sum(one.non_finite for one in results)
+    if not odd:
+        return ""
+    return (
+        f"no known fault: {odd} values of trained tokens or samples that it reads or writes are "
+        "not finite, and what is recomputed from the cohort's own columns is as it was recorded"
+    )
 
 
 def _set_weights(found: Sequence[Explanation], whole: WholeCohorts) -> None:

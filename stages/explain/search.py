@@ -9,7 +9,7 @@ from typing import Any
 from trajreplay.schema.errors import TrajReplayError
 from trajreplay.stages.block import Block
 from trajreplay.stages.explain.explanation import Explanation, Hypothesis
-from trajreplay.stages.explain.fit import Fit, can_join, fit_of, fit_pair, largest_error
+from trajreplay.stages.explain.fit import EVIDENCE, Fit, can_join, fit_of, fit_pair, largest_error
 from trajreplay.stages.explain.residual import residual_shape
 from trajreplay.stages.explain.trying import told_of
 from trajreplay.stages.faults import Fault, reported
@@ -19,8 +19,6 @@ from trajreplay.stages.variants import Variant, varied
 # Singles that are combined, and settings beside them: of half the square of both together, a search
 # of one stage recomputes those pairs that can be right by what each moves.
 PAIRED, BESIDE = 14, 10
-# Values that have to differ before pairs are tried: two mistakes at once fit a few by chance.
-EVIDENCE = 3
 
 
 def explain_stage(
@@ -167,6 +165,7 @@ def _hypothesis(alike: Sequence[Fit]) -> Hypothesis:
         fit.max_error,
         fit.undecided == 0,
         tuple(sentences[1:]),
+        fit.by_chance,
     )
 
 

@@ -16,6 +16,8 @@ from trajreplay.stages.faults import Fault
 # Cohorts of a stage of a run that were searched in vain, after which one is searched in full only
 # where its error is of a kind that was searched less often than this, or as every so-manieth.
 SEARCHES, OF_A_KIND, EVERY = 8, 2, 20
+# So many times as many in vain, and kinds count no more: errors may come in any number of them.
+ENOUGH = 2
 
 
 @dataclass
@@ -28,7 +30,8 @@ class _Course:
 
     def wants(self, kind: tuple[str, ...]) -> bool:
         """Whether an error of a kind is worth a search in full."""
-        return self.kinds[kind] < OF_A_KIND or self.left >= EVERY
+        new = self.in_vain < ENOUGH * SEARCHES and self.kinds[kind] < OF_A_KIND
+        return new or self.left >= EVERY
 
 
 class Searches:

@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.cli import run
-from tests.helpers.scenes import WAY, drawn, write_rollout, write_step
-from tests.helpers.trainer import Sample
+from tests.helpers.cohorts import Expected, rank_sums
+from tests.helpers.scenes import WAY, drawn, halves, write_rollout, write_step, write_whole
+from tests.helpers.trainer import Sample, Trainer
 from trajreplay import Lake, with_changes
 from trajreplay.query import Cohort
-from trajreplay.stages.explain import Explained
+from trajreplay.stages.explain import Explained, clusters
 
 STAGES = ("sample", "reward.raw", "reward.post_process")
 
@@ -124,3 +125,24 @@ def test_nothing_is_reproduced_that_is_off_by_as_much_as_the_settings(
         for one in lake.explain().explanations:
             for each in one.hypotheses:
                 assert one.told or each.max_error <= 1e-2 * one.misses_by, one.text
+
+
+def test_a_count_that_was_invented_is_explained_with_doubt(lake: Lake) -> None:
+    """Of the few values that one clip fraction can have, many mistakes give the one recorded."""
+    samples = drawn(seed=1)
+    made = rank_sums(Trainer(WAY), halves(samples))
+    counted = {
+        rank: [Expected({"pg_clipfrac": one.values["pg_clipfrac"] if rank else 1.0}, one.meaning)]
+        for rank, (one,) in made.items()
+    }
+    write_whole(lake, samples, expected=counted)
+    explained = lake.explain()
+    (found,) = [one for one in explained.explanations if one.stage == "loss.policy"]
+    assert found.hypotheses
+    for one in found.hypotheses:
+        assert one.by_chance == found.differ
+        assert one.to_json()["by_chance"] == found.differ
+    assert "recorded values equal" not in found.text
+    (cluster,) = [one for one in clusters(explained) if one.stage == "loss.policy"]
+    assert ": equal " not in cluster.text
+    assert "which other mistakes give by chance" in cluster.text

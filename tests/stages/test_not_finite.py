@@ -10,9 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.helpers.cohorts import ROLLOUT_COLUMNS
-from tests.helpers.scenes import drawn, write_rollout
-from trajreplay import Lake
+from tests.helpers.cli import run
+from tests.helpers.cohorts import ROLLOUT_COLUMNS, rank_sums
+from tests.helpers.scenes import WAY, drawn, halves, write_rollout, write_whole
+from tests.helpers.trainer import Trainer
+from trajreplay import Lake, with_changes
 from trajreplay.stages.not_finite import Samples
 
 _VALUES = st.sampled_from([0.5, -1.0, math.nan, math.inf, -math.inf])
@@ -85,3 +87,31 @@ def test_a_nan_in_a_column_that_some_samples_lack_is_found_everywhere(
     assert (first.column, first.sample_id, first.token, first.masked) == (column, "s-4", 1, False)
     (told,) = lake.validate(deep=True).findings
     assert (told.check, told.severity) == ("non-finite.trained", "error")
+
+
+def test_the_first_under_the_mask_and_the_first_trained_are_both_placed(lake: Lake) -> None:
+    """What no stage reads and what is masked hides nothing of what made the loss no number."""
+    samples = drawn()
+    samples[4].columns["rollout_log_probs"][3] = torch.nan
+    samples[5].columns["log_probs"][0] = torch.nan
+    write_whole(lake, samples, expected=rank_sums(Trainer(WAY), halves(samples)))
+    (first,) = lake.explain().non_finite
+    assert (first.column, first.sample_id, first.token) == ("log_probs", "s-5", 0)
+    assert "log_probs of s-5 token 0 (NaN, trained)" in first.text
+    assert "the first one under the mask rollout_log_probs of s-4 token 3 (NaN)" in first.text
+    for mode in ((), ("--across",)):
+        assert first.text in run("explain", "--lake", lake.path, *mode).out
+    notes = [one.note for one in lake.explain().explanations if one.stage == "loss.policy"]
+    assert notes
+    assert not any("values agree" in one or "expected nan" in one for one in notes)
+
+
+def test_a_missing_reward_that_is_legal_is_not_where_it_began(lake: Lake) -> None:
+    settings = with_changes(WAY.full, {"reward.missing": "exclude"})
+    samples = drawn()
+    samples[0].raw_reward, samples[0].reward = torch.nan, 0.0
+    samples[5].reward = torch.inf
+    stages = ("sample", "reward.raw", "reward.post_process")
+    write_rollout(lake, samples, settings=settings, stages=stages)
+    (first,) = lake.explain().non_finite
+    assert (first.column, first.sample_id) == ("reward", "s-5")

@@ -144,6 +144,26 @@ def test_settings_that_contradict_each_other_are_said_and_not_recomputed(lake: L
     assert "loss.policy" not in {one.stage for one in cohort.fields}
 
 
+@pytest.mark.parametrize("apart", [True, False])
+def test_what_could_not_be_recomputed_is_never_said_to_be_without_effect(
+    lake: Lake, apart: bool
+) -> None:
+    """Nor is what reads it shown as unchanged, in the same cohort or in the step that took it."""
+    samples = drawn()
+    if apart:
+        write_rollout(lake, {0: samples})
+        write_step(lake, {0: samples})
+    else:
+        write_whole(lake, samples)
+    found = lake.what_if({"reward.weights": {"a": 1.0}})
+    assert not [one for one in found.notes if "no effect" in one]
+    shown = {field.stage for one in found.cohorts for field in one.fields}
+    assert shown.isdisjoint({"reward.post_process", "advantage.estimate", "loss.policy"})
+    said = "\n".join(note for one in found.cohorts for note in one.notes)
+    assert "advantage.estimate: not recomputed: reads reward, which could not be" in said
+    assert "loss.policy: not recomputed: reads advantages, which could not be" in said
+
+
 def test_a_change_of_nothing_and_of_an_unknown_setting_are_refused(lake: Lake) -> None:
     write_whole(lake, drawn())
     with pytest.raises(QueryError, match="no setting is changed"):
