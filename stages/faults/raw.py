@@ -34,8 +34,11 @@ def _by_position(given: Handed) -> Made:
         beside[mine], taken[mine] = given.recorded[:count], given.origin[:count]
     detail = "the first of the whole batch on every rank, not those of the rank's own samples"
     yield taken, f"the scores of other samples: {detail}"
-    if torch.equal(beside, given.origin):
-        yield given.recorded, f"right, and the scores beside them are of other samples: {detail}"
+    if torch.equal(beside, given.origin):  # the proof lies in the scores: these are of others
+        yield (
+            given.recorded.clone(),
+            f"right, and the scores beside them are of other samples: {detail}",
+        )
 
 
 def _parts(given: Handed) -> Made:

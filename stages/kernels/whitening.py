@@ -125,6 +125,8 @@ def whiten(
         if short == "keep":
             variance = torch.where(count > ddof, variance, 1.0)
         centred = centred / divisor_of(variance, epsilon, form)[sets.member]
+    if short == "nan":
+        centred = torch.where(count[sets.member] == 0.0, torch.nan, centred)
     if zero_masked:
         centred = torch.where(unmasked, centred, 0.0)
     if short == "keep":

@@ -171,7 +171,6 @@ def _replayed(
             },
             "loss.correction_log_clamp is stated",
         ),
-        ({"loss.proximal": "current", "loss.old_source": "rollout"}, "loss.proximal is 'current'"),
         ({"advantage.whiten_centre": "group"}, "advantage.whiten is 'none'"),
         ({**WHITE, "advantage.whiten_centre": "odd"}, "advantage.whiten_centre is 'odd'"),
         (

@@ -56,7 +56,7 @@ def test_healthy_runs_in_a_lake_raise_no_alarm(tmp_path: Path, number: int) -> N
 @pytest.mark.parametrize("profile", [None, *PROFILES])
 def test_ten_thousand_healthy_cohorts_raise_no_alarm(tmp_path: Path, profile: str | None) -> None:
     """Nine sets of eleven hundred, each under a profile that is changed here and there."""
-    compared = 0
+    compared = without = 0
     first = 100_000 * [None, *PROFILES].index(profile)
     for seed in range(first, first + TIMES * DRAWS):
         draw = Draw(seed, NAMED, STAGES)
@@ -69,6 +69,14 @@ def test_ten_thousand_healthy_cohorts_raise_no_alarm(tmp_path: Path, profile: st
         alarms = [one.to_json() for one in _alarms(reports)]
         assert not alarms, (seed, settings, alarms[0])
         assert all({one.stage for one in cohort.stages} == {*STAGES} for cohort in reports)
-        assert all(one.compared for cohort in reports for one in cohort.stages)
+        empty = [
+            "no tokens that count" in one.message
+            for cohort in reports
+            for one in cohort.stages
+            if not one.compared
+        ]
+        assert all(empty)
+        without += bool(empty)
         compared += len(reports)
     assert compared == TIMES * DRAWS * EACH
+    assert without <= TIMES * DRAWS // 5  # settings under which a cohort may hold nothing

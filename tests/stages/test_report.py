@@ -57,6 +57,7 @@ def test_the_json_form_is_stable() -> None:
                         "mismatches": 0,
                         "compared": 0,
                         "non_finite": 0,
+                        "ranks": [],
                         "divergences": [
                             {
                                 "field": "kl",

@@ -289,7 +289,7 @@ def test_a_lake_is_exported_with_its_routes(
 
 
 def test_a_bundle_has_no_place_for_routes_and_says_so(lake: Lake, tmp_path: Path) -> None:
-    record_routes(lake, {"experts": healthy([4])}, [4], step_id=0, stages=["loss.policy"])
+    record_routes(lake, {"experts": healthy([4])}, [4], step_id=0)
     (written,) = lake.export_bundles(tmp_path / "out")
     assert any("expert choices" in note for note in written.notes)
 
