@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 _LEGEND = (
     "values: how many were recomputed, and how many of them changed; where the largest change is: "
     "what was recorded there, what the declared settings give, and what the others then give; how "
-    "many recorded values agree with the declared settings, and would then agree with the others"
+    "many recorded values agree with the declared settings, and would then agree with the others, "
+    "each stage judged from what was recorded before it, whatever changes there"
 )
 
 

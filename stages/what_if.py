@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -76,13 +76,22 @@ def _idle(changes: Mapping[str, Any], cohorts: Sequence[CohortChange]) -> Iterat
     unread = [
         name for name in changes if stages.isdisjoint(_READ_BY.get(name.partition(".")[0], ()))
     ]
+    changed = any(one.changed for one in fields)
     for name in unread:
-        yield f"{name} has no effect: none of the stages that are declared reads it"
+        if not (changed and _comes_before(name, stages)):
+            yield f"{name} has no effect: none of the stages that are declared reads it"
     rest = [name for name in changes if name not in unread]
     complete = all(one.complete for one in cohorts)  # what was not recomputed may well change
-    if rest and fields and complete and not any(one.changed for one in fields):
+    if rest and fields and complete and not changed:
         verb = "has" if len(rest) == 1 else "have"
         yield f"{', '.join(rest)} {verb} no effect: no value that is shown changes"
+
+
+def _comes_before(name: str, stages: Collection[str]) -> bool:
+    """Whether a rollout may read a setting, and hand on to these stages what it makes of it."""
+    readers = _READ_BY.get(name.partition(".")[0], ())
+    order = STAGE_NAMES.index
+    return any(order(reader) < order(stage) for reader in readers for stage in stages)
 
 
 def _change(

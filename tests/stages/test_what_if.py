@@ -66,6 +66,17 @@ def test_a_setting_that_no_declared_stage_reads_is_said_to_have_no_effect(lake: 
     assert lake.what_if({"reward.ddof": 0}).notes == []
 
 
+def test_what_a_rollout_reads_has_an_effect_on_the_step_that_consumed_it(lake: Lake) -> None:
+    samples = drawn()
+    write_rollout(lake, samples)
+    write_step(lake, samples)
+    (step,) = (
+        found := lake.what_if({"reward.ddof": 0}, steps=[(samples[0].rollout_id, 0)])
+    ).cohorts
+    assert any(one.changed for one in step.fields)
+    assert found.notes == []
+
+
 def test_rewards_of_a_rollout_change_the_loss_of_the_step_that_consumed_it(lake: Lake) -> None:
     samples = drawn()
     write_rollout(lake, {0: samples})
