@@ -20,7 +20,9 @@ def judge_routes(found: Evidence, policy: Policy, given: Parameters) -> Judged:
     stated = dict(given)
     folder = stated.pop("traces", None)
     if folder is None:
-        return Judged(False, None, bound, "no folder of traces is named: checks.routes.traces")
+        return Judged(
+            False, None, bound, "no folder of traces is named: checks.routes.traces, or --traces"
+        )
     if "contract" not in stated:
         return Judged(False, None, bound, "no contract is stated: checks.routes.contract")
     value: dict[str, dict[str, Any]] = {}

@@ -22,7 +22,12 @@ def judge_command(found: Evidence, policy: Policy, given: Parameters) -> Judged:
             False, None, bound, f"the command was killed by signal {found.command_signal}"
         )
     if found.command_exit is None:
-        return Judged(False, None, bound, "the exit code of the command is not known")
+        return Judged(
+            False,
+            None,
+            bound,
+            "the exit code of the command is not known: --command-exit, or certify",
+        )
     return Judged(
         found.command_exit == 0,
         found.command_exit,
@@ -89,7 +94,7 @@ def judge_complete(found: Evidence, policy: Policy, given: Parameters) -> Judged
         reason = f"step {_numbers(missing)} has no loss"
     elif last > steps:
         beyond = sorted(one for one in found.steps if one > steps)
-        reason = f"step {_numbers(beyond)} is beyond the last"
+        reason = f"step {_numbers(beyond)} is beyond the last of max_steps"
     return Judged(not reason, len(with_loss), bound, reason)
 
 
