@@ -21,7 +21,7 @@ from trajreplay.capture.device import DeviceScalar
 from trajreplay.capture.reasons import reason_of
 from trajreplay.schema.errors import SchemaError, bare
 
-_BOUND = re.compile(r"(\w+)([<>])(-?\d+(?:\.\d+)?(?:e-?\d+)?)")
+_BOUND = re.compile(r"(\w+)([<>])([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)")
 _COMPARE: dict[str, Callable[[float, float], bool]] = {"<": operator.lt, ">": operator.gt}
 NON_FINITE, EXCEPTION, SIGNAL = "nonfinite", "exception", "signal:"
 # Signals by which a program is asked for something, or that end none.

@@ -285,6 +285,13 @@ def test_triggers_look_at_scalars(text: str, scalars: dict[str, float], fires: b
     assert bool(Triggers(text).fired(told)) is fires
 
 
+@given(st.floats(allow_nan=False, allow_infinity=False), st.sampled_from(["{!r}", "{:g}", "{:E}"]))
+def test_a_bound_is_any_number_as_programs_write_it(bound: float, form: str) -> None:
+    text = form.format(bound)
+    (read,) = Triggers(f"loss>{text}").bounds
+    assert read == ("loss", ">", float(text))
+
+
 @pytest.mark.parametrize("text", ["", "loss", "loss>", "loss>x", "signal:", "signal:KILL", "a,,b"])
 def test_triggers_of_another_form_are_refused(text: str) -> None:
     with pytest.raises(SchemaError, match="a trigger is"):

@@ -306,7 +306,7 @@ def test_a_training_that_goes_on_from_a_checkpoint_is_one_lineage(
         (0, 0, 1),
         *((1, rollout, step) for rollout in (1, 2) for step in (0, 1)),
     ]
-    text = "select attempt, detail from events where event = 'heartbeat' order by attempt, seq"
+    text = "select attempt, detail from events where event = 'heartbeat' order by attempt, time"
     told = lake.sql(text).arrow().to_pylist()
     assert [load_detail(one["detail"])["step"] for one in told if one["attempt"]] == [3, 4, 5, 6]
 
