@@ -47,8 +47,9 @@ def profiles(words: tuple[str, ...], output: Output) -> None:
         raise click.UsageError(f"found {' '.join(words)!r}. {_USE}")
     if not rows:
         output.note("They do not differ.")
-        return
-    if words[:1] == ("diff",):
+        if output.format == "table":
+            return
+    elif words[:1] == ("diff",) and output.format == "table":
         output.note(
             f"number: a worked example under {words[1]}; changed: with this field of {words[2]}"
         )
