@@ -81,14 +81,14 @@ def test_the_single_controller_builds_engines_of_its_own_version(
     assert ("controller-backend" in found("single-controller", version, *stated)) is refused
 
 
-@pytest.mark.parametrize(("version", "warned"), [("0.6", True), ("0.7", True), ("0.8", False)])
+@pytest.mark.parametrize(("version", "refused"), [("0.6", True), ("0.7", True), ("0.8", False)])
 def test_routes_reach_the_single_controllers_trainer_from_a_version_on(
-    version: str, warned: bool
+    version: str, refused: bool
 ) -> None:
     replays = ("policy.router_replay.enabled=true", "policy.megatron_cfg.enabled=true", ASYNC)
     told = found("single-controller", version, *CONTROLLER, *replays)
-    assert told.pop("replay-controller", "") == ("warning" if warned else "")
-    assert set(told) == ({"controller-sources"} if warned else set())
+    assert told.pop("replay-controller", "") == ("error" if refused else "")
+    assert set(told) == ({"controller-sources"} if refused else set())
 
 
 def test_what_hangs_on_a_version_that_is_not_stated_is_named() -> None:
