@@ -82,7 +82,6 @@ def write_explained(
 ) -> None:
     """Write explanations, beside the report of the replay where that is asked for."""
     from trajreplay.cli.explain_rows import cluster_table, explanation_table
-    from trajreplay.query import Cohort
     from trajreplay.stages.explain import clusters
 
     for one in found.not_loaded:
@@ -90,10 +89,7 @@ def write_explained(
     together = clusters(found) if across else []
     if output.format != "json" and not (with_report and output.is_text):
         output.note_refused(found.report.refused)
-        for cohort in found.report.cohorts:
-            if reason := _not_judged(cohort):
-                place = Cohort(cohort.run_id, cohort.attempt, cohort.rollout_id, cohort.step_id)
-                output.note(f"Not explained: {place}: {reason}")
+        _note_unjudged(found, output, everything)
     if output.format == "table":
         text = "".join(f"{line}\n" for line in _lines(found, across, everything))
         if with_report:
@@ -137,6 +133,23 @@ def _lines(found: Explained, across: bool, everything: bool) -> Iterator[str]:
     yield from (one.text for one in found.rounded)
     if not told and not odd:
         yield f"{found.report.verdict}: nothing diverged"
+
+
+def _note_unjudged(found: Explained, output: Output, everything: bool) -> None:
+    """Name the cohorts that were refused or are not verified, those of one reason together."""
+    from trajreplay.query import Cohort
+
+    by_reason: dict[str, list[Cohort]] = {}
+    for one in found.report.cohorts:
+        if reason := _not_judged(one):
+            place = Cohort(one.run_id, one.attempt, one.rollout_id, one.step_id)
+            by_reason.setdefault(reason, []).append(place)
+    several = len({one.run_id for one in found.report.cohorts}) > 1
+    told = [f"{_named(places, several)}: {reason}" for reason, places in by_reason.items()]
+    for line in told if everything else told[:_SHOWN]:
+        output.note(f"Not explained: {line}")
+    if not everything and len(told) > _SHOWN:
+        output.note(f"Not explained: {len(told) - _SHOWN} more (--all shows them)")
 
 
 def _not_judged(one: CohortReport) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from trajreplay.capture.switches import Switches
@@ -24,18 +24,10 @@ class Critic(Worker):
         switches: What to capture; the run has RUN_SUFFIX appended.
     """
 
+    _in_graph = "vpreds"
+
     def __init__(self, switches: Switches) -> None:
         super().__init__(switches, RUN_SUFFIX)
-
-    def before(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-    ) -> Mapping[str, Any] | None:
-        """What a loss is called with, by name; None where it trains nothing."""
-        return self.trained(function, args, kwargs, "vpreds")
 
     def after(self, name: str, given: Mapping[str, Any], result: Any) -> None:
         """Record one micro-batch with its loss."""

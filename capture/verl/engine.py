@@ -42,6 +42,8 @@ class Worker:
         suffix: Is appended to the run.
     """
 
+    _in_graph: str  # the argument of a loss that is in a graph where it trains
+
     def __init__(self, switches: Switches, suffix: str = "") -> None:
         self.switches = replace(switches, run_id=switches.run_id + suffix)
         self._recorder: Recorder | None = None
@@ -51,25 +53,18 @@ class Worker:
         self._micro_batches = self._rows = 0
         self._data_rank = 0
 
-    def trained(
+    def before(
         self,
+        name: str,
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        name: str,
     ) -> Mapping[str, Any] | None:
-        """What a loss is called with, by name; None where it trains nothing.
-
-        Args:
-            function: The loss.
-            args: What it is called with, by position.
-            kwargs: And by name.
-            name: The argument that is in a graph where it trains.
-        """
+        """What a loss is called with, by name; None where it trains nothing."""
         torch = sys.modules["torch"]
         given = inspect.signature(function).bind(*args, **kwargs)
         given.apply_defaults()
-        if not torch.is_grad_enabled() or not given.arguments[name].requires_grad:
+        if not torch.is_grad_enabled() or not given.arguments[self._in_graph].requires_grad:
             return None
         recorder = self._recorder
         if recorder is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,17 +44,8 @@ class Actor(Worker):
     recorded once that returns, with entropy and KL; elsewhere it stands for the whole loss.
     """
 
+    _in_graph = "log_prob"
     _whole: Whole | None = None
-
-    def before(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-    ) -> Mapping[str, Any] | None:
-        """What a loss is called with, by name; None where it trains nothing."""
-        return self.trained(function, args, kwargs, "log_prob")
 
     def after(self, name: str, given: Mapping[str, Any], result: Any) -> None:
         """Record one micro-batch with its loss, or keep it until terms are added."""

@@ -109,6 +109,14 @@ def test_many_cohorts_with_one_explanation_are_told_once(tmp_path: Path) -> None
     assert len(every.out.splitlines()) == 6
 
 
+def test_the_faults_of_a_stage_are_listed_by_its_name() -> None:
+    found = json.loads(run("faults", "advantage.kl", "--format", "json").out)
+    assert {one["fault"] for one in found} == {
+        one.id for one in FAULTS if one.stage == "advantage.kl"
+    }
+    assert found
+
+
 def test_an_unknown_fault_is_a_usage_error() -> None:
     found = run("faults", "reward.unheard-of")
     assert (found.code, found.out) == (2, "")
@@ -174,5 +182,16 @@ def test_what_was_refused_is_said_with_its_reason(shape: str, tmp_path: Path) ->
         file.write_bytes(bytes(data))
     found = run("explain", "--lake", path, "--format", shape)
     assert found.code == 3
-    assert "Not explained: " in found.err
+    assert found.err.count("Not explained: ") >= 1
     assert "expected" in found.err, "the reason of the refusal"
+
+
+def test_of_many_that_were_refused_the_first_are_told_and_the_rest_counted(tmp_path: Path) -> None:
+    lake = Lake.create(tmp_path / "lake")
+    for number in range(12):
+        write_rollout(lake, drawn(), rollout_id=number)
+    for file in (tmp_path / "lake").glob("data/**/*.parquet"):
+        file.write_bytes(file.read_bytes()[:-1])
+    told = run("explain", "--lake", lake.path).err
+    assert (told.count("Not explained: "), "2 more (--all shows them)" in told) == (11, True)
+    assert run("explain", "--lake", lake.path, "--all").err.count("Not explained: ") == 12

@@ -102,3 +102,10 @@ def test_the_worked_example_has_a_number_for_every_setting(name: str) -> None:
     number = worked_number(settings, section)
     assert number is not None
     assert number != worked_number(PLAIN, section)
+
+
+def test_the_numbers_of_a_difference_are_explained_in_a_table() -> None:
+    found = run("profiles", "diff", "verl", "trl")
+    assert "number: a worked example under verl; changed: with this field of trl" in found.err
+    same = run("profiles", "diff", "verl", "verl")
+    assert (same.code, same.out, same.err) == (0, "", "They do not differ.\n")

@@ -82,6 +82,12 @@ def test_small_and_large_differences_keep_their_digits(delta: float, tmp_path: P
     assert row["generation_kl"] >= 0
 
 
+def test_the_largest_difference_of_equal_values_has_no_sign(tmp_path: Path) -> None:
+    lake = Lake.create(tmp_path)
+    write_pair(lake, [[-1.0, -2.0]], [[-1.0, -2.0]])
+    assert math.copysign(1.0, only_row(lake)["abs_delta_max"]) == 1.0
+
+
 def many(lake: Lake, *, samples: int = 40, length: int = 900, spread: float = 0.03) -> None:
     """Two steps of enough tokens for several threads."""
     for step_id in range(2):

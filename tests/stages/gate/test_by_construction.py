@@ -1,7 +1,6 @@
 """A mismatch that is small by construction, and ends that are told twice, certify nothing."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,18 +21,6 @@ from trajreplay.writer import Event, commit_events
 
 SAMPLED = [[-1.0, -2.0, -0.5], [-0.25, -3.0]]
 MISMATCH = ("delta_tail", "delta_fraction", "generation_kl")
-
-
-@pytest.fixture
-def lake(tmp_path: Path) -> Lake:
-    return Lake.create(tmp_path / "lake")
-
-
-@pytest.fixture(scope="module")
-def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
-    lake = Lake.create(tmp_path_factory.mktemp("gate") / "lake")
-    healthy_run(lake, 1)
-    return Catalog.open(open_lake(lake.path))
 
 
 def gated(lake: Lake, *checks: str, **options: Any) -> GateVerdict:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,11 +28,6 @@ LARGEST = SqlCheck(
     "lambda one: abs(one[1] - one[2])))) FROM steps",
     {"below": 1.0},
 )
-
-
-@pytest.fixture
-def lake(tmp_path: Path) -> Lake:
-    return Lake.create(tmp_path / "lake")
 
 
 def step(lake: Lake, rollout: int, delta: float = 0.001, **options: Any) -> None:

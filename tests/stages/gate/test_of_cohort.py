@@ -1,7 +1,6 @@
 """A policy held against each rollout or step as it completes."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,11 +17,6 @@ from trajreplay.stages.gate.checks import CHECKS, CHECKS_BY_NAME
 from trajreplay.stages.watch import Watch
 
 LIMITS = Policy(checks={"delta_tail": {}, "generation_kl": {"below": 0.001}}, run="intermediate")
-
-
-@pytest.fixture
-def lake(tmp_path: Path) -> Lake:
-    return Lake.create(tmp_path / "lake")
 
 
 def step(lake: Lake, step_id: int, delta: float, **options: Any) -> None:

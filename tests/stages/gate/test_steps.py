@@ -1,14 +1,13 @@
 """Steps and ranks that are missing fail, whatever those that are there say."""
 
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.helpers.gates import HEALTHY, RUN, beat, end, healthy_run, reserve
+from tests.helpers.gates import HEALTHY, RUN, beat, end, reserve
 from tests.helpers.mismatches import write_pair
 from trajreplay import Lake
 from trajreplay.query import Catalog
@@ -26,18 +25,6 @@ from trajreplay.writer import Event, commit_events
 SAMPLED = [[-1.0, -2.0, -0.5], [-0.25, -3.0]]
 MISMATCH = ("delta_tail", "delta_fraction", "generation_kl", "mismatch_baseline")
 BASELINE = load_gate_policy("mismatch-baseline")
-
-
-@pytest.fixture
-def lake(tmp_path: Path) -> Lake:
-    return Lake.create(tmp_path / "lake")
-
-
-@pytest.fixture(scope="module")
-def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
-    lake = Lake.create(tmp_path_factory.mktemp("gate") / "lake")
-    healthy_run(lake, 1)
-    return Catalog.open(open_lake(lake.path))
 
 
 def step(lake: Lake, number: int, delta: float = 0.001, **options: Any) -> None:

@@ -15,11 +15,6 @@ TOKENS = 100
 CHECKS = ("delta_tail", "delta_fraction", "generation_kl")
 
 
-@pytest.fixture
-def lake(tmp_path: Path) -> Lake:
-    return Lake.create(tmp_path / "lake")
-
-
 def step(lake: Lake, rollout: int, spans: list[tuple[int, int, int]], delta: Any) -> None:
     """A step of one sample that was sampled by these weights, and recomputed by those of 5."""
     sampled = np.linspace(-2, -1, TOKENS)
