@@ -39,7 +39,6 @@ class Fit:
         right: The fields that it gives throughout.
         moves: The fields of which it recomputes anything else than the settings do.
         repaired: The fields that it gives and the settings do not.
-        by_chance: How many values it rests on where these are few and only count tokens; else 0.
     """
 
     told: tuple[tuple[Fault, Told], ...]
@@ -51,7 +50,6 @@ class Fit:
     right: frozenset[Key]
     moves: frozenset[Key]
     repaired: frozenset[Key]
-    by_chance: int
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -144,8 +142,7 @@ def fit_of(
             repaired.add(one.key)
     values = sum(int(one.counts.sum()) for one in base)
     sets = frozenset(right), frozenset(moves), frozenset(repaired)
-    few = resting_on_counts(base)
-    return Fit(told, order, values, agree, max(errors), undecided, *sets, few)
+    return Fit(told, order, values, agree, max(errors), undecided, *sets)
 
 
 def resting_on_counts(base: Sequence[Values]) -> int:

@@ -9,7 +9,15 @@ from typing import Any
 from trajreplay.schema.errors import TrajReplayError
 from trajreplay.stages.block import Block
 from trajreplay.stages.explain.explanation import Explanation, Hypothesis
-from trajreplay.stages.explain.fit import EVIDENCE, Fit, can_join, fit_of, fit_pair, largest_error
+from trajreplay.stages.explain.fit import (
+    EVIDENCE,
+    Fit,
+    can_join,
+    fit_of,
+    fit_pair,
+    largest_error,
+    resting_on_counts,
+)
 from trajreplay.stages.explain.residual import residual_shape
 from trajreplay.stages.explain.trying import told_of
 from trajreplay.stages.faults import Fault, reported
@@ -50,6 +58,7 @@ def explain_stage(
     if not explanation.differ:
         explanation.note = "values agree when the whole cohort is recomputed from its own columns"
         return
+    by_chance = resting_on_counts(base)
     mine = [(order, one) for order, one in enumerate(faults) if one.stage == stage and one.tries]
     failed = explanation.failed
     fits = _known(block, stage, mine, base, first, failed)
@@ -62,13 +71,13 @@ def explain_stage(
         if not fits:
             nearest = max(found, key=lambda one: (one.agree, -one.order), default=None)
             if nearest is not None and nearest.agree > explanation.of - explanation.differ:
-                explanation.nearest = _hypothesis([nearest])
+                explanation.nearest = _hypothesis([nearest], by_chance)
     if not fits:
         explanation.residual = residual_shape(block, base)
     alike: dict[tuple[str, ...], list[Fit]] = {}
     for fit in sorted(fits, key=lambda one: one.rank):
         alike.setdefault(fit.faults, []).append(fit)
-    explanation.hypotheses = [_hypothesis(one) for one in alike.values()]
+    explanation.hypotheses = [_hypothesis(one, by_chance) for one in alike.values()]
 
 
 def _known(
@@ -145,7 +154,7 @@ def _pairs(
             yield fit
 
 
-def _hypothesis(alike: Sequence[Fit]) -> Hypothesis:
+def _hypothesis(alike: Sequence[Fit], by_chance: int) -> Hypothesis:
     """The best of some fits by the same faults; the others cannot be told from it."""
     fit = alike[0]
     settings: dict[str, Any] = {}
@@ -165,7 +174,7 @@ def _hypothesis(alike: Sequence[Fit]) -> Hypothesis:
         fit.max_error,
         fit.undecided == 0,
         tuple(sentences[1:]),
-        fit.by_chance,
+        by_chance,
     )
 
 
