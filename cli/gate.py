@@ -10,7 +10,7 @@ import click
 
 from trajreplay.cli.options import lake_option, output_options
 from trajreplay.cli.output import Output
-from trajreplay.cli.text import printable
+from trajreplay.cli.text import counted, printable
 from trajreplay.cli.verb import Verb
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from trajreplay.stages.gate import CheckVerdict, GateVerdict, Policy
 
+_TOLD = 5  # steps that a line names
 _COLORS = {"pass": "green", "fail": "red", "not-judged": "yellow"}
 
 
@@ -168,7 +169,13 @@ def verdict_lines(found: GateVerdict, *, color: bool = False) -> Iterator[str]:
         yield f"{told} {printable(_line(one))}"
     attempts = ",".join(map(str, found.attempts))
     noun = "attempt" if len(found.attempts) == 1 else "attempts"
-    line = f"{found.verdict}: {found.run} run {found.run_id!r}, {noun} {attempts}"
+    line = (
+        f"{found.verdict}: {found.run} run {found.run_id!r}, {noun} {attempts}, captured "
+        f"{found.captured} of {counted(len(found.steps), 'step')}"
+    )
+    if found.captured and found.not_captured:
+        more = " ..." if len(found.not_captured) > _TOLD else ""
+        line += f", not {', '.join(found.not_captured[:_TOLD])}{more}"
     if found.failing:
         line += f"; first failing phase {found.failing_phase}"
     elif not found.certifies:
@@ -180,11 +187,15 @@ def verdict_lines(found: GateVerdict, *, color: bool = False) -> Iterator[str]:
 def _line(one: CheckVerdict) -> str:
     if one.verdict == "pass":
         unit = f" {one.unit}" if one.unit else ""
-        return f"{one.check}: {_shown(one.value)}{unit} ({one.bound})"
+        reserve = f"; {one.reason}" if one.reason else ""
+        return f"{one.check}: {_shown(one.value)}{unit} ({one.bound}{reserve})"
     return f"{one.check}: {one.reason} (demanded: {one.bound})"
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {one}" for name, one in value.items())
+        return ", ".join(f"{name} {_shown(one)}" for name, one in value.items())
+    if isinstance(value, list):
+        more = " ..." if len(value) > _TOLD else ""
+        return f"[{', '.join(map(str, value[:_TOLD]))}{more}]"
     return f"{value:.6g}" if isinstance(value, float) else str(value)

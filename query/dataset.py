@@ -49,6 +49,7 @@ class LakeTable(ds.InMemoryDataset):  # type: ignore[misc]
         **_: Any,
     ) -> _Scan:
         """What one scan of DuckDB reads."""
+        self.visible.scanned.add(self.table.name)
         names = list(self.table.names) if columns is None else list(columns)
         return _Scan(self.table, self.visible, names, filter)
 

@@ -78,6 +78,7 @@ class SamplesTable(ds.InMemoryDataset):  # type: ignore[misc]
         **_: Any,
     ) -> _SamplesScan:
         """What one scan of DuckDB reads."""
+        self.visible.scanned.add(SAMPLES.name)
         names = list(SAMPLES.names) if columns is None else list(columns)
         return _SamplesScan(self.visible, names, filter)
 

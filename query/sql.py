@@ -39,11 +39,13 @@ class SqlResult:
         table: The rows; lists and strings have 64-bit offsets.
         notes: Capture sets that the tables did not show, one sentence a kind.
         is_partial: Whether some of them are incomplete or damaged, rather than superseded.
+        tables: The tables of the lake that it read, however few of their rows it took.
     """
 
     table: pa.Table
     notes: tuple[str, ...] = ()
     is_partial: bool = False
+    tables: frozenset[str] = frozenset()
 
     def arrow(self) -> pa.Table:
         """The rows as an Arrow table."""
@@ -101,7 +103,8 @@ class SqlQuery:
             table = run(relation.to_arrow_table)
             for batch in table.to_batches():
                 refuse_values(batch)
-            return SqlResult(table, visible.notes(), visible.is_partial)
+            read = frozenset(visible.scanned)
+            return SqlResult(table, visible.notes(), visible.is_partial, read)
 
     def arrow(self) -> pa.Table:
         """The rows as an Arrow table; as `result`."""

@@ -58,6 +58,7 @@ class Visible:
         self.superseded: set[Cohort] = set()
         self.damaged: dict[CaptureKey, DatasetError] = {}
         self.errors: list[Exception] = []
+        self.scanned: set[str] = set()  # tables of which rows were asked for
 
     def entries(self, keys: Iterable[CaptureKey]) -> Iterator[Entry]:
         """The entries to show among these keys: data of owners, each once."""

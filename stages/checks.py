@@ -203,7 +203,11 @@ def check_missing(
             nulls = nulls_of.get(short, rows)
             message = f"{kind} {short} is missing for {nulls} of {rows} samples"
             if kind == "input":
-                message += f"; capture {short}, or do not declare {stage}"
+                stages = "rollout_stages" if report.step_id is None else "step_stages"
+                message += (
+                    f"; capture {short}, or do not declare {stage}: leave it out of {stages} of "
+                    "capture.enable, or of the stages that the capture was given"
+                )
             verdict: StageVerdict = "refused" if kind == "input" else "unverified"
             report.stages.append(StageResult(stage, verdict, message=message))
             del abilities[stage]

@@ -4,7 +4,8 @@ from trajreplay.stages.gate.check import Check
 from trajreplay.stages.gate.checks import CHECKS
 from trajreplay.stages.gate.judge import gate
 from trajreplay.stages.gate.of_cohort import CohortGate
-from trajreplay.stages.gate.policy import PRESETS, Policy, SqlCheck, load_gate_policy
+from trajreplay.stages.gate.policy import PRESETS, Policy, load_gate_policy
+from trajreplay.stages.gate.statement import SqlCheck
 from trajreplay.stages.gate.verdict import CheckVerdict, GateVerdict
 
 __all__ = [

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from trajreplay.stages.gate.evidence import Evidence
-from trajreplay.stages.gate.policy import Policy, is_number
+from trajreplay.stages.gate.heartbeats import is_number
+from trajreplay.stages.gate.policy import Policy
 
 Phase = Literal["run", "captures", "signal", "mismatch", "routes", "replay", "sql"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -22,7 +23,7 @@ class Judged:
         passed: Whether it holds; None where it is not judged.
         value: What was found.
         bound: What was demanded, in words.
-        reason: Why it fails, or is not judged.
+        reason: Why it fails, or is not judged; of a pass, what it does not say.
     """
 
     passed: bool | None

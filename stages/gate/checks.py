@@ -161,8 +161,15 @@ CHECKS = (
     Check(
         "captures",
         "captures",
-        "No capture is dropped, every set complete.",
+        "No capture is dropped, every set complete, of every step that was recorded.",
         judge_captures,
+        (
+            Parameter(
+                "chosen",
+                "Whether captures of some steps alone are enough, as where only some are chosen.",
+                "flag",
+            ),
+        ),
         of="any",
         unit="capture sets",
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError, shown
 from trajreplay.schema.events import HEARTBEAT, TERMINAL
 from trajreplay.schema.identity import DATA, CaptureKey
@@ -25,8 +26,8 @@ def read_steps(found: Evidence) -> None:
     stops = found.stops()
     for key in _events(found):
         for event, values in read_events(found.catalog, key):
-            if event == TERMINAL and key.attempt == found.last:
-                found.ends.setdefault(key.rank, []).append(values)
+            if key.attempt == found.last:
+                _note_process(found, key, event, values)
             if event != HEARTBEAT:
                 continue
             step, rollout_id = _checked(key.attempt, values)
@@ -54,6 +55,18 @@ def read_steps(found: Evidence) -> None:
         if not capturing <= ranks:
             values = {name: one for name, one in values.items() if name not in OF_MISMATCH}
         found.steps[step] = values | {"attempt": told[0][0]}
+
+
+def _note_process(found: Evidence, key: CaptureKey, event: str, values: Values) -> None:
+    """Note which process of the last attempt told something, how far it came and how it ended."""
+    process = key.rank, role_of(found.catalog.entry(key))
+    found.recorders.add(process)
+    if event == TERMINAL:
+        found.ends.setdefault(key.rank, []).append(values)
+        found.closed.add(process)
+    else:
+        step, _ = _checked(key.attempt, values)
+        found.told_last[key.rank] = max(found.told_last.get(key.rank, 0), step or 0)
 
 
 def _count(
@@ -153,6 +166,11 @@ def _events(found: Evidence) -> Iterator[CaptureKey]:
         elif key.rollout_id < (found.only.rollout_id or 0):
             latest[key.rank] = max(latest.get(key.rank, key), key, key=_place_of)
     yield from latest.values()
+
+
+def role_of(entry: Entry) -> str:
+    """What the process that recorded it is for: train, rollout, driver."""
+    return str(entry.producer.get("role", ""))
 
 
 def _place_of(key: CaptureKey) -> tuple[int, int]:

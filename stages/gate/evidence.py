@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, pairwise
 
@@ -12,6 +13,11 @@ from trajreplay.query.catalog import Cohort, cohort_of
 from trajreplay.schema.identity import CaptureKey
 from trajreplay.stages.gate.captured import MISMATCH, MISMATCH_ANY_VERSION
 from trajreplay.stages.gate.heartbeats import Values, number_of
+from trajreplay.stages.gate.telling import how_to_record
+
+Process = tuple[int, str]  # rank and role
+_TOLD = 5  # steps that a reason names
+_NUMBER = "number "
 
 
 @dataclass
@@ -23,11 +29,16 @@ class Evidence:
         run_id: The run.
         attempts: The attempts in the order of the chain; the last is the one that is judged.
         steps: By number, the first is 1, the values of each step.
+        captured: Of the numbers, those whose captures are there, none missing or dropped.
         numbered_twice: Steps that more than one of the attempts recorded.
         ends: By rank, what each of the last attempt's terminal records says.
         telling: By attempt, the ranks that told of any step.
         capturing: By attempt, the ranks that captured a step, or whose captures one expects.
         recording: Ranks that the last attempt's captures are of, or expect.
+        recorders: The rank and role of each process that recorded something of the last attempt:
+            trainer and sampler may number theirs alike.
+        closed: The rank and role of each that left a terminal record.
+        told_last: By rank, the last step that it told of in the last attempt.
         records: How many captures and events the last attempt has.
         problems: Why something could not be read, or does not fit together.
         command_exit: Exit code of the command; None if it is not known or was killed.
@@ -39,11 +50,15 @@ class Evidence:
     run_id: str
     attempts: tuple[int, ...]
     steps: dict[int, Values] = field(default_factory=dict)
+    captured: set[int] = field(default_factory=set)
     numbered_twice: list[int] = field(default_factory=list)
     ends: dict[int, list[Values]] = field(default_factory=dict)
     telling: dict[int, set[int]] = field(default_factory=dict)
     capturing: dict[int, set[int]] = field(default_factory=dict)
     recording: set[int] = field(default_factory=set)
+    recorders: set[Process] = field(default_factory=set)
+    closed: set[Process] = field(default_factory=set)
+    told_last: dict[int, int] = field(default_factory=dict)
     records: int = 0
     problems: list[str] = field(default_factory=list)
     command_exit: int | None = None
@@ -76,6 +91,45 @@ class Evidence:
         gaps = (range(one + 1, later) for one, later in pairwise(sorted(self.steps)))
         return list(islice(chain.from_iterable(gaps), 6))
 
+    def each_name(self, steps: Iterable[int]) -> list[str]:
+        """Steps as the command line takes them, `R:S`; by number if the place is not known."""
+        places = Counter(map(self._place, self.steps))
+        return [
+            f"{place[0]}:{place[1]}"
+            if None not in (place := self._place(step)) and places[place] == 1
+            else f"{_NUMBER}{step}"
+            for step in steps
+        ]
+
+    def name(self, step: int) -> str:
+        """One of them."""
+        return self.each_name([step])[0]
+
+    def names(self, steps: Iterable[int]) -> str:
+        """The first few of some, as words of a reason that come after `step`."""
+        some = list(islice(steps, _TOLD + 1))
+        told = self.each_name(some[:_TOLD])
+        numbers = [one.removeprefix(_NUMBER) for one in told if one.startswith(_NUMBER)]
+        placed = ", ".join(one for one in told if not one.startswith(_NUMBER))
+        numbered = _NUMBER + ", ".join(numbers) if numbers else ""
+        more = " ..." if len(some) > _TOLD else ""
+        return " and ".join(one for one in (placed, numbered) if one) + more
+
+    @property
+    def standing(self) -> set[int]:
+        """The attempts of which something counts: a step, or a capture that none replaced."""
+        of_steps = {values["attempt"] for values in self.steps.values()}
+        return of_steps | {key.attempt for key in self.captures() if key.kind != "events"}
+
+    @property
+    def not_captured(self) -> list[int]:
+        """Steps that heartbeats tell of, and whose captures are not all there."""
+        return sorted(self.steps.keys() - self.captured)
+
+    def _place(self, step: int) -> tuple[int | None, int | None]:
+        values = self.steps.get(step, {})
+        return values.get("rollout_id"), values.get("step_id")
+
     def measured(self, *, any_version: bool) -> Evidence:
         """The same, with the mismatch of what was captured among the values of its steps.
 
@@ -90,6 +144,10 @@ class Evidence:
         """A value of every step in order; None where it was not recorded."""
         return [number_of(self.steps[step].get(name)) for step in sorted(self.steps)]
 
+    def unrecorded(self, name: str, steps: Iterable[int]) -> str:
+        """That some steps lack a value, and what gives it to them."""
+        return f"{name} was not recorded of step {self.names(steps)}: {how_to_record(name)}"
+
     def numbers(self, name: str) -> tuple[list[float], str]:
         """The values of all steps, or why they are none that can be summed up."""
         values = self.values(name)
@@ -98,11 +156,11 @@ class Evidence:
         if not steps:
             return [], "no step was recorded"
         if missing:
-            return [], f"{name} was not recorded of step {', '.join(map(str, missing[:5]))}"
+            return [], self.unrecorded(name, missing)
         known = [value for value in values if value is not None]
         odd = [step for step, value in zip(steps, known, strict=True) if not math.isfinite(value)]
         if odd:
-            return [], f"{name} of step {', '.join(map(str, odd[:5]))} is not finite"
+            return [], f"{name} of step {self.names(odd)} is not finite"
         return known, ""
 
     def captures(self) -> Iterator[CaptureKey]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 
 from trajreplay.query import Catalog
+from trajreplay.query.capture_sets import read_capture_set
 from trajreplay.query.catalog import Cohort
 from trajreplay.schema.errors import TrajReplayError
 from trajreplay.stages.gate.captured import OF_MISMATCH, captured_steps
-from trajreplay.stages.gate.counted import read_steps
+from trajreplay.stages.gate.counted import read_steps, role_of
 from trajreplay.stages.gate.evidence import Evidence
 from trajreplay.stages.gate.heartbeats import Values
 
@@ -54,8 +56,10 @@ def gather(
         _attempt(found, partial(_take, found, attempt, captured, reads))
     for key in (one for one in found.captures() if one.kind == "step"):
         # Of a capture that is refused a heartbeat tells as little as of one that is missing.
-        captured.setdefault((key.attempt, key.rollout_id or 0, key.step_id or 0), {})
+        place = key.rollout_id or 0, key.step_id or 0
+        captured.setdefault((key.attempt, *place), _named(*place))
     _place(found, captured)
+    _find_captured(found)
     found.records = len(catalog.by_attempt.get((run_id, found.last), ()))
     return found
 
@@ -69,7 +73,7 @@ def _take(
     steps = captured_steps(found.catalog, found.run_id, attempt, only, reads=reads)
     for place, values in steps.items():
         if stop is None or place[0] < stop:
-            into[(attempt, *place)] = values
+            into[(attempt, *place)] = values | _named(*place)
 
 
 def _attempt(found: Evidence, work: Callable[[], object]) -> None:
@@ -93,9 +97,11 @@ def _read_ranks(found: Evidence) -> None:
     for key in found.captures():
         if key.kind == "events":
             continue
-        ranks = {key.rank, *found.catalog.entry(key).expected_ranks}
+        entry = found.catalog.entry(key)
+        ranks = {key.rank, *entry.expected_ranks}
         if key.attempt == found.last:
             found.recording |= ranks
+            found.recorders.add((key.rank, role_of(entry)))
         if key.kind == "step":
             found.capturing.setdefault(key.attempt, set()).update(ranks)
 
@@ -124,6 +130,22 @@ def _place(found: Evidence, captured: Mapping[Captured, Values]) -> None:
             # What a rank told of tokens does not stand for captures that are missing.
             told = {name: one for name, one in found.steps[step].items() if name not in OF_MISMATCH}
             found.steps[step] = told | {n: one for n, one in values.items() if one is not None}
+
+
+def _named(rollout_id: int, step_id: int) -> Values:
+    return {"rollout_id": rollout_id, "step_id": step_id}
+
+
+def _find_captured(found: Evidence) -> None:
+    """Note of which steps the captures are there, which a heartbeat alone does not say."""
+    whole: set[tuple[int | None, ...]] = set()
+    for cohort in (one for one in found.cohorts() if one.step_id is not None):
+        with suppress(TrajReplayError):  # what cannot be read is not there; who reads it says so
+            if read_capture_set(found.catalog, cohort).complete:
+                whole.add(cohort[1:])
+    for step, values in found.steps.items():
+        if tuple(values.get(name) for name in ("attempt", "rollout_id", "step_id")) in whole:
+            found.captured.add(step)
 
 
 def numbered(

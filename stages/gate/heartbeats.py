@@ -107,3 +107,9 @@ def number_of(value: Any) -> float | None:
         return float(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number that a float can be, and no bool."""
+    number = number_of(value)
+    return number is not None and math.isfinite(number)

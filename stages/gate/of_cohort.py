@@ -16,7 +16,7 @@ from trajreplay.stages.gate.evidence import Evidence
 from trajreplay.stages.gate.gathering import gather, numbered
 from trajreplay.stages.gate.heartbeats import Values
 from trajreplay.stages.gate.of_run import misfit
-from trajreplay.stages.gate.policy import Policy
+from trajreplay.stages.gate.policy import Policy, checked
 from trajreplay.stages.gate.verdict import CheckVerdict, in_order
 from trajreplay.stages.report import CohortReport
 
@@ -30,7 +30,7 @@ class CohortGate:
             the comparison with the run's own first steps.
 
     Raises:
-        QueryError: The policy has no such check.
+        QueryError: The policy has no such check, or is malformed.
     """
 
     policy: Policy
@@ -40,6 +40,7 @@ class CohortGate:
     )
 
     def __post_init__(self) -> None:
+        checked(self.policy, "the policy")
         self._checks = [one for one in CHECKS if one.name in self.policy.checks and one.of]
         self._reads = sources(self.policy, self._checks)
         if not self._checks:

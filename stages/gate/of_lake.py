@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trajreplay.query.capture_sets import read_capture_set
+from trajreplay.query.catalog import Cohort
 from trajreplay.query.routes import RouteReport, check_routes, policy_of
 from trajreplay.schema.errors import listed
 from trajreplay.schema.identity import DROPPED
@@ -26,6 +27,7 @@ def judge_routes(found: Evidence, policy: Policy, given: Parameters) -> Judged:
     if "contract" not in stated:
         return Judged(False, None, bound, "no contract is stated: checks.routes.contract")
     value: dict[str, dict[str, Any]] = {}
+    untraced: list[str] = []
     for attempt in found.attempts:
         start, stop = found.window_s(attempt)
         since = [one for one in (stated.get("since"), start) if one is not None]
@@ -40,10 +42,15 @@ def judge_routes(found: Evidence, policy: Policy, given: Parameters) -> Judged:
             "traced_steps": dict(report.steps),
         }
         if attempt != found.last and not report.records:
-            continue  # an earlier run of the chain may have kept its traces elsewhere
+            # It may have kept its traces elsewhere: what is certified is not certified of these.
+            steps = [one for one in sorted(found.steps) if found.steps[one]["attempt"] == attempt]
+            value[str(attempt)]["untraced"] = found.each_name(steps)
+            untraced += [f"step {found.names(steps)} of attempt {attempt}"] if steps else []
+            continue
         if report.verdict != "pass":
             return Judged(False, value, bound, f"attempt {attempt}: {_why(report)}")
-    return Judged(True, value, bound)
+    reason = f"not of {'; '.join(untraced)}, which left no trace" if untraced else ""
+    return Judged(True, value, bound, reason)
 
 
 def _why(report: RouteReport) -> str:
@@ -60,8 +67,11 @@ def _why(report: RouteReport) -> str:
 
 
 def judge_captures(found: Evidence, policy: Policy, given: Parameters) -> Judged:
-    """Every capture set of the attempts is complete, and none was dropped."""
+    """Every capture set of the attempts is complete, none was dropped, and no step left out."""
     bound = "at least one capture, none dropped, every set complete"
+    chosen = given.get("chosen", False)
+    if not chosen:
+        bound += ", of every step that was recorded"
     cohorts = found.cohorts()
     if not cohorts:
         return Judged(False, 0, bound, "nothing was captured")
@@ -71,8 +81,23 @@ def judge_captures(found: Evidence, policy: Policy, given: Parameters) -> Judged
     for cohort in cohorts:
         refusals = read_capture_set(found.catalog, cohort).refusals()
         if refusals:
-            return Judged(False, len(cohorts), bound, f"{cohort}: {refusals[0]}")
+            return Judged(False, len(cohorts), bound, f"{_named(cohort)}: {refusals[0]}")
+    if found.not_captured and not chosen:
+        return Judged(
+            False,
+            len(cohorts),
+            bound,
+            f"captured {len(found.captured)} of {len(found.steps)} steps, not step "
+            f"{found.names(found.not_captured)}; chosen = true allows what was left out by choice",
+        )
     return Judged(True, len(cohorts), bound)
+
+
+def _named(cohort: Cohort) -> str:
+    """A capture set as a reason names it: a step as the command line takes it."""
+    if cohort.step_id is None:
+        return f"rollout {cohort.rollout_id}"
+    return f"step {cohort.rollout_id}:{cohort.step_id}"
 
 
 def judge_replay(found: Evidence, policy: Policy, given: Parameters) -> Judged:
@@ -87,6 +112,8 @@ def judge_replay(found: Evidence, policy: Policy, given: Parameters) -> Judged:
     stops = found.stops()
     for attempt in found.attempts:
         if not any(cohort.attempt == attempt for cohort in found.cohorts()):
+            if attempt in found.standing and not reason:
+                reason = f"nothing of attempt {attempt} was captured, so that nothing is replayed"
             continue
         stop = "" if stops[attempt] is None else f" AND rollout_id < {stops[attempt]}"
         report = replay(
@@ -96,8 +123,8 @@ def judge_replay(found: Evidence, policy: Policy, given: Parameters) -> Judged:
         for one in report.cohorts:
             verdicts[one.verdict] = verdicts.get(one.verdict, 0) + 1
             if one.verdict not in allowed and not reason:
-                step = "" if one.step_id is None else f" step {one.step_id}"
-                reason = f"rollout {one.rollout_id}{step} is {one.verdict}"
+                cohort = Cohort(one.run_id, one.attempt, one.rollout_id, one.step_id)
+                reason = f"{_named(cohort)} is {one.verdict}"
     if not verdicts:
         return Judged(False, {}, bound, "nothing was replayed")
     return Judged(not reason, verdicts, bound, reason)

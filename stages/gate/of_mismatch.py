@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from trajreplay.stages.gate.captured import EQUAL_TOKENS, MISMATCH_ERRORS, OF_OTHER_VERSION
 from trajreplay.stages.gate.check import Judged, Parameters
 from trajreplay.stages.gate.evidence import Evidence
-from trajreplay.stages.gate.heartbeats import total
-from trajreplay.stages.gate.policy import Policy, is_number
+from trajreplay.stages.gate.heartbeats import is_number, total
+from trajreplay.stages.gate.policy import Policy
+
+_OF_TAIL = ("over_1_0", "abs_delta_max")
 
 
 def judge_delta_tail(found: Evidence, policy: Policy, given: Parameters) -> Judged:
@@ -24,19 +25,21 @@ def judge_delta_tail(found: Evidence, policy: Policy, given: Parameters) -> Judg
     largest = 0.0
     for step in sorted(found.steps):
         values = found.steps[step]
-        told: dict[str, Any] = {
-            name: values[name]
-            for name in ("over_1_0", "abs_delta_max")
-            if values.get(name) is not None
-        }
+        told = {name: values[name] for name in _OF_TAIL if values.get(name) is not None}
         if not told:
-            return Judged(False, None, bound, f"neither count nor maximum of step {step} recorded")
+            lacking = [
+                number
+                for number, one in sorted(found.steps.items())
+                if all(one.get(name) is None for name in _OF_TAIL)
+            ]
+            return Judged(False, None, bound, found.unrecorded("abs_delta_max", lacking))
         odd = [name for name, value in told.items() if not is_number(value) or value < 0]
         if odd:
-            return Judged(False, told[odd[0]], bound, f"{odd[0]} of step {step} is {told[odd[0]]}")
+            reason = f"{odd[0]} of step {found.name(step)} is {told[odd[0]]}"
+            return Judged(False, told[odd[0]], bound, reason)
         largest = max(largest, told.get("abs_delta_max", 0.0))
         if told.get("over_1_0", 0) > 0 or told.get("abs_delta_max", 0.0) > 1.0:
-            return Judged(False, largest, bound, f"step {step} has one")
+            return Judged(False, largest, bound, f"step {found.name(step)} has one")
     return Judged(True, largest, bound)
 
 
@@ -83,9 +86,12 @@ def judge_mismatch_baseline(found: Evidence, policy: Policy, given: Parameters) 
         return Judged(False, None, bound, problem)
     first = sorted(found.steps)[:window]
     if first != list(range(1, len(first) + 1)):
-        told = ", ".join(map(str, first[:5]))
         return Judged(
-            False, None, bound, f"the warm-up is steps 1 to {window}, and the first are {told}"
+            False,
+            None,
+            bound,
+            f"the warm-up is the steps number 1 to {window}, and the first that were recorded are "
+            f"number {', '.join(map(str, first[:5]))}, step {found.names(first)}",
         )
     if len(values) <= window:
         return Judged(
@@ -103,7 +109,10 @@ def judge_mismatch_baseline(found: Evidence, policy: Policy, given: Parameters) 
     if not usual:
         against = f"the first {window} steps, in which sampler and trainer were equal"
     return Judged(
-        False, value, bound, f"step {step} is the first above, {value:.6g} nat against {against}"
+        False,
+        value,
+        bound,
+        f"step {found.name(step)} is the first above, {value:.6g} nat against {against}",
     )
 
 
@@ -113,10 +122,10 @@ def _measured(found: Evidence, given: Parameters) -> tuple[Evidence, str]:
     counts = {step: one.get(OF_OTHER_VERSION, 0) for step, one in sorted(found.steps.items())}
     steps = [step for step, count in counts.items() if count]
     if steps:
-        told = ", ".join(map(str, steps[:5])) + (" ..." if len(steps) > 5 else "")
         return found, (
-            f"{sum(counts.values())} valid tokens of step {told} were sampled by other weights "
-            "than recomputed them, and are not compared; any_version = true counts them, too"
+            f"{sum(counts.values())} valid tokens of step {found.names(steps)} were sampled by "
+            "other weights than recomputed them, and are not compared; any_version = true counts "
+            "them, too"
         )
     said = [one for step in found.steps.values() for one in step.get(MISMATCH_ERRORS, ())]
     return found, said[0] if said else _equal(found)
@@ -133,7 +142,7 @@ def _equal(found: Evidence) -> str:
         if one.get(EQUAL_TOKENS) and one[EQUAL_TOKENS] == one.get("valid_tokens")
     ]
     if equal:
-        told = ", ".join(map(str, equal[:5])) + (" ..." if len(equal) > 5 else "")
+        told = found.names(equal)
         return f"trainer and sampler are equal in every token of step {told}: one is a copy"
     names = ("generation_kl", "abs_delta_max", "abs_delta")
     said = [

@@ -9,7 +9,9 @@ from trajreplay.schema.errors import listed
 from trajreplay.schema.events import ENDED_CLEAN
 from trajreplay.stages.gate.check import Judged, Parameters
 from trajreplay.stages.gate.evidence import Evidence
+from trajreplay.stages.gate.heartbeats import number_of
 from trajreplay.stages.gate.policy import Policy
+from trajreplay.stages.gate.telling import how_to_record
 
 _TOLD = 5  # steps or ranks that a reason names
 
@@ -44,10 +46,11 @@ def misfit(found: Evidence, policy: Policy) -> str:
     if found.problems:
         return listed(found.problems, 3)
     if found.numbered_twice:
-        steps = ", ".join(map(str, found.numbered_twice[:3]))
+        steps = found.names(found.numbered_twice)
         return f"step {steps} was recorded by two attempts of the chain"
     if found.holes and "complete" not in policy.checks:
-        return f"step {_numbers(found.holes)} is missing between those that were recorded"
+        after = found.name(max(one for one in found.steps if one < found.holes[0]))
+        return f"step {found.names(found.holes)} is missing, after step {after} and before others"
     return ""
 
 
@@ -91,15 +94,17 @@ def judge_complete(found: Evidence, policy: Policy, given: Parameters) -> Judged
     if not found.steps:
         reason = "no step was recorded"
     elif missing:
-        reason = f"step {_numbers(missing)} has no loss"
+        reason = f"step {found.names(missing)} has no loss"
+        if any(one in found.steps for one in missing):
+            reason += f": {how_to_record('loss')}"
     elif last > steps:
         beyond = sorted(one for one in found.steps if one > steps)
-        reason = f"step {_numbers(beyond)} is beyond the last of max_steps"
+        reason = f"step {found.names(beyond)} is beyond the last of max_steps, number {steps}"
     return Judged(not reason, len(with_loss), bound, reason)
 
 
-def _numbers(steps: Sequence[int]) -> str:
-    return ", ".join(map(str, steps[:_TOLD])) + (" ..." if len(steps) > _TOLD else "")
+def _shown(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:_TOLD])) + (" ..." if len(ranks) > _TOLD else "")
 
 
 def judge_terminal(found: Evidence, policy: Policy, given: Parameters) -> Judged:
@@ -109,10 +114,23 @@ def judge_terminal(found: Evidence, policy: Policy, given: Parameters) -> Judged
         return Judged(False, 0, bound, "there is none: the recorder was not closed")
     ranks = found.telling.get(found.last, set()) | found.recording
     if open_ranks := sorted(ranks - set(found.ends)):
-        told = _numbers(open_ranks)
+        told = _shown(open_ranks)
         return Judged(
             False, len(found.ends), bound, f"rank {told} recorded, or should have: it is not closed"
         )
+    if left := sorted(found.recorders - found.closed):
+        rank, role = left[0]
+        reason = f"of rank {rank} a process of role {role!r} recorded, and it is not closed"
+        return Judged(False, len(found.ends), bound, reason)
+    for rank, last in sorted(found.told_last.items()):
+        counts = [number_of(one.get("steps")) for one in found.ends[rank]]
+        known = [one for one in counts if one is not None]
+        if known and len(known) == len(counts) and not max(known) >= last:
+            reason = (
+                f"rank {rank} told of step number {last}, and closed after {max(known):g} steps: "
+                "another process has its number, and did not close"
+            )
+            return Judged(False, len(found.ends), bound, reason)
     told_ends = [one for of_rank in found.ends.values() for one in of_rank]
     odd = [one for one in told_ends if one.get("status") != ENDED_CLEAN]
     reason = f"one says {odd[0].get('status')!r}: {odd[0].get('reason')}" if odd else ""

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trajreplay.stages.gate.check import Judged, Parameters
 from trajreplay.stages.gate.evidence import Evidence
-from trajreplay.stages.gate.heartbeats import total
-from trajreplay.stages.gate.policy import Policy, is_number
+from trajreplay.stages.gate.heartbeats import is_number, total
+from trajreplay.stages.gate.policy import Policy
 
 
 def _share(
-    found: Evidence, policy: Policy, given: Parameters, holds: Callable[[Mapping[str, Any]], bool]
+    found: Evidence,
+    policy: Policy,
+    given: Parameters,
+    names: Sequence[str],
+    holds: Callable[[Mapping[str, Any]], bool],
 ) -> Judged:
     share, steps = given.get("share", 0.8), policy.max_steps or 0
     needed = at_least(share, steps)
@@ -21,7 +25,14 @@ def _share(
     bound = f"at least {needed} of {steps} steps"
     if policy.run == "intermediate":
         return Judged(None, count, bound, "shares are judged over the whole chain")
-    reason = "" if count >= needed else f"{count} of {len(found.steps)} recorded steps have it"
+    reason = ""
+    if count < needed:
+        reason = f"{count} of {len(found.steps)} recorded steps have it"
+        for name in names:
+            lacking = [step for step in sorted(found.steps) if found.steps[step].get(name) is None]
+            if lacking:
+                reason += f"; {found.unrecorded(name, lacking)}"
+                break
     return Judged(count >= needed, count, bound, reason)
 
 
@@ -38,11 +49,12 @@ def at_least(share: float, steps: int) -> int:
 
 def judge_learning_signal(found: Evidence, policy: Policy, given: Parameters) -> Judged:
     """Rewards differ within a group, and an advantage is not 0, in enough steps."""
+    names = ("reward_std", "advantage_abs_max")
 
     def holds(values: Mapping[str, Any]) -> bool:
-        return all(_positive(values.get(name)) for name in ("reward_std", "advantage_abs_max"))
+        return all(_positive(values.get(name)) for name in names)
 
-    return _share(found, policy, given, holds)
+    return _share(found, policy, given, names, holds)
 
 
 def judge_nonzero_loss(found: Evidence, policy: Policy, given: Parameters) -> Judged:
@@ -51,7 +63,7 @@ def judge_nonzero_loss(found: Evidence, policy: Policy, given: Parameters) -> Ju
     def holds(values: Mapping[str, Any]) -> bool:
         return is_number(values.get("loss")) and values["loss"] != 0
 
-    return _share(found, policy, given, holds)
+    return _share(found, policy, given, ("loss",), holds)
 
 
 def _positive(value: Any) -> bool:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
-from trajreplay.query.sql import check_sql
 from trajreplay.schema.errors import QueryError
 from trajreplay.schema.toml_files import read_toml
-from trajreplay.stages.gate.heartbeats import number_of
+from trajreplay.stages.gate.statement import SqlCheck, check_known, check_statement_of, statement_of
 
 RunKind = Literal["direct", "intermediate", "final"]
 RUN_KINDS: tuple[RunKind, ...] = get_args(RunKind)
@@ -23,22 +21,6 @@ _FOLDER = Path(__file__).parent / "presets"
 # A run of more optimizer steps is a slip of the pen.
 MOST_STEPS = 1_000_000_000
 _TOP = ("preset", "max_steps", "run", "allow_precision", "checks", "sql")
-_SQL_BOUNDS = ("below", "above", "at_most", "at_least", "equals")
-
-
-@dataclass(frozen=True)
-class SqlCheck:
-    """A statement that returns one number, and its bound.
-
-    Args:
-        name: What the check is called.
-        query: One SELECT over the tables of the lake, of one row and one column.
-        bounds: By kind, the bounds that the number has to keep, at least one.
-    """
-
-    name: str
-    query: str
-    bounds: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -145,31 +127,24 @@ def policy_of(tree: Mapping[str, Any], where: str) -> Policy:
     Raises:
         QueryError: A key or value is none of those allowed.
     """
-    _known(tree, _TOP, where)
-    checks = tree.get("checks", {})
-    if not isinstance(checks, dict) or not all(isinstance(one, dict) for one in checks.values()):
-        raise QueryError(f"{where}: checks is {checks!r}, expected a table of tables")
+    check_known(tree, _TOP, where)
     sql = tree.get("sql", [])
     if not isinstance(sql, list):
         raise QueryError(f"{where}: sql is {sql!r}, expected tables [[sql]]")
-    run = tree.get("run", "direct")
-    if run not in RUN_KINDS:
-        raise QueryError(f"{where}: run is {run!r}, expected one of {', '.join(RUN_KINDS)}")
-    precision = tree.get("allow_precision", False)
-    if not isinstance(precision, bool):
-        raise QueryError(f"{where}: allow_precision is {precision!r}, expected true or false")
     policy = Policy(
-        checks=checks,
-        sql=tuple(_sql_of(one, where) for one in sql),
+        checks=tree.get("checks", {}),
+        sql=tuple(statement_of(one, where) for one in sql),
         max_steps=tree.get("max_steps"),
-        run=cast("RunKind", run),
-        allow_precision=precision,
+        run=tree.get("run", "direct"),
+        allow_precision=tree.get("allow_precision", False),
     )
     return checked(policy, where)
 
 
 def checked(policy: Policy, where: str) -> Policy:
-    """The policy, if every check and parameter of it is known and it checks anything.
+    """The policy, if every check, parameter and statement of it can be, and it checks anything.
+
+    Whoever judges asks, since a policy may have been put together without a file.
 
     Raises:
         QueryError: It does not.
@@ -178,19 +153,27 @@ def checked(policy: Policy, where: str) -> Policy:
     from trajreplay.query.routes import policy_of as routes_policy
     from trajreplay.stages.gate.checks import CHECKS_BY_NAME
 
-    if not policy.checks and not policy.sql:
+    checks: Any = policy.checks
+    run = policy.run
+    if not isinstance(checks, Mapping) or not all(isinstance(x, Mapping) for x in checks.values()):
+        raise QueryError(f"{where}: checks is {checks!r}, expected a table of tables")
+    if run not in RUN_KINDS:
+        raise QueryError(f"{where}: run is {run!r}, expected one of {', '.join(RUN_KINDS)}")
+    if not isinstance(policy.allow_precision, bool):
+        raise QueryError(
+            f"{where}: allow_precision is {policy.allow_precision!r}, expected true or false"
+        )
+    if not checks and not policy.sql:
         raise QueryError(f"{where}: no check is named, and a policy that checks nothing passes all")
-    _known(policy.checks, tuple(CHECKS_BY_NAME), where)
-    for name, parameters in policy.checks.items():
+    check_known(checks, tuple(CHECKS_BY_NAME), where)
+    for name, parameters in checks.items():
         declared = {one.name: one for one in CHECKS_BY_NAME[name].parameters}
-        _known(parameters, tuple(declared), f"{where}: checks.{name}")
+        check_known(parameters, tuple(declared), f"{where}: checks.{name}")
         for key, value in parameters.items():
             problem = declared[key].problem(value)
             if problem:
                 raise QueryError(f"{where}: checks.{name}.{key} is {value!r}, expected {problem}")
-    routes = {
-        name: one for name, one in policy.checks.get("routes", {}).items() if name != "traces"
-    }
+    routes = {name: one for name, one in checks.get("routes", {}).items() if name != "traces"}
     # What is stated has to be right under either contract; the command line may name it later.
     routes_policy({"contract": CONTRACTS[0], **routes}, f"{where}: checks.routes")
     steps = policy.max_steps
@@ -198,46 +181,15 @@ def checked(policy: Policy, where: str) -> Policy:
         raise QueryError(
             f"{where}: max_steps is {steps!r}, expected a number from 1 to {MOST_STEPS}"
         )
-    counted = [name for name in policy.checks if CHECKS_BY_NAME[name].counts_steps]
+    counted = [name for name in checks if CHECKS_BY_NAME[name].counts_steps]
     if counted and steps is None:
         raise QueryError(
             f"{where}: max_steps is missing, which {counted[0]} counts over",
             hint="State it: max_steps = 10, or --max-steps 10",
         )
+    for one in policy.sql:
+        check_statement_of(one, where)
     twice = [one.name for one in policy.sql if [o.name for o in policy.sql].count(one.name) > 1]
     if twice:
         raise QueryError(f"{where}: two statements are called {twice[0]!r}")
     return policy
-
-
-def _sql_of(tree: Any, where: str) -> SqlCheck:
-    if not isinstance(tree, dict):
-        raise QueryError(f"{where}: sql is {tree!r}, expected tables [[sql]]")
-    _known(tree, ("name", "query", *_SQL_BOUNDS), f"{where}: sql")
-    for key in ("name", "query"):
-        if not isinstance(tree.get(key), str) or not tree[key].strip():
-            raise QueryError(f"{where}: a statement has the {key} {tree.get(key)!r}, expected text")
-    bounds = {name: tree[name] for name in _SQL_BOUNDS if name in tree}
-    wrong = [name for name, value in bounds.items() if not is_number(value)]
-    if wrong or not bounds:
-        found = f"{wrong[0]} = {bounds[wrong[0]]!r}" if wrong else "no bound"
-        raise QueryError(
-            f"{where}: sql {tree['name']!r} has {found}, expected a number for one of "
-            f"{', '.join(_SQL_BOUNDS)}"
-        )
-    check_sql(tree["query"], f"{where}: sql {tree['name']!r}")
-    return SqlCheck(tree["name"], tree["query"], {name: float(one) for name, one in bounds.items()})
-
-
-def is_number(value: Any) -> bool:
-    """Whether it is a number that a float can be, and no bool."""
-    number = number_of(value)
-    return number is not None and math.isfinite(number)
-
-
-def _known(found: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
-    unknown = [name for name in found if name not in known]
-    if unknown:
-        raise QueryError(
-            f"{where}: unknown {unknown[0]!r}, expected one of {', '.join(known) or 'none'}"
-        )

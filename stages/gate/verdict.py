@@ -23,7 +23,7 @@ class CheckVerdict:
         verdict: pass, fail, or not-judged.
         value: What was found.
         bound: What was demanded.
-        reason: Why it fails, or is not judged.
+        reason: Why it fails, or is not judged; of a pass, what it does not say.
         unit: What the value is in, or counts.
     """
 
@@ -55,6 +55,8 @@ class GateVerdict:
         policy_digest: Its digest.
         lake: The lake's path.
         lake_digest: Digest of everything that the attempts committed.
+        steps: Every step that was recorded, by name.
+        not_captured: Those of which heartbeats alone tell, or whose captures are not all there.
         command_exit, command_signal: How the command ended, where that is known.
     """
 
@@ -66,6 +68,8 @@ class GateVerdict:
     policy_digest: str
     lake: str
     lake_digest: str
+    steps: tuple[str, ...] = ()
+    not_captured: tuple[str, ...] = ()
     command_exit: int | None = None
     command_signal: int | None = None
 
@@ -73,6 +77,11 @@ class GateVerdict:
     def verdict(self) -> Literal["pass", "fail"]:
         """`pass` if nothing fails."""
         return "fail" if self.failing else "pass"
+
+    @property
+    def captured(self) -> int:
+        """How many of the steps were captured, of all their ranks."""
+        return len(self.steps) - len(self.not_captured)
 
     @property
     def certifies(self) -> bool:
@@ -117,6 +126,11 @@ class GateVerdict:
             "attempts": list(self.attempts),
             "run": self.run,
             "command": {"exit": self.command_exit, "signal": self.command_signal},
+            "steps": {
+                "recorded": len(self.steps),
+                "captured": self.captured,
+                "not_captured": list(self.not_captured),
+            },
             "checks": [vars(one) for one in self.checks],
             "policy": self.policy,
             "policy_digest": self.policy_digest,

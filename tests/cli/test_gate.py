@@ -50,7 +50,7 @@ def test_a_run_that_recomputes_is_clean(lake: Lake, tmp_path: Path) -> None:
     file = tmp_path / "verdict.json"
     outcome = run("gate", "replay-clean", "--lake", lake.path, "--attempt", "0", "--verdict", file)
     assert (outcome.code, outcome.err) == (0, "")
-    assert outcome.out.splitlines()[-1] == "pass: direct run 'r', attempt 0"
+    assert outcome.out.splitlines()[-1] == "pass: direct run 'r', attempt 0, captured 1 of 1 step"
     verdict = json.loads(file.read_text())
     assert (verdict["verdict"], verdict["certifies"], verdict["attempts"]) == ("pass", True, [0])
     assert {one["check"] for one in verdict["checks"]} == {"attempt", "captures", "replay"}
@@ -117,7 +117,10 @@ def test_an_attempt_counts_alone_unless_the_chain_is_named(lake: Lake) -> None:
     alone = json.loads(run(*command, "--attempt", "1", "--format", "json").out)
     assert set(alone["failing"]) == {"complete", "learning_signal", "nonzero_loss"}
     chain = run(*command, "--attempts", "0,1", "--kind", "final")
-    assert (chain.code, chain.out.splitlines()[-1]) == (0, "pass: final run 'r', attempts 0,1")
+    assert (chain.code, chain.out.splitlines()[-1]) == (
+        0,
+        "pass: final run 'r', attempts 0,1, captured 0 of 10 steps",
+    )
 
 
 def test_any_statement_that_returns_a_number_can_be_held_to_a_bound(

@@ -17,6 +17,7 @@ from trajreplay.writer import Event, commit_events
 
 CASES = Path(__file__).parents[1] / "cases"
 RUN = "r"
+TRACES = CASES / "r3_traces" / "la_healthy"
 # Of a healthy step; tests change one value.
 HEALTHY = {
     "reward_std": 0.32,
@@ -31,11 +32,23 @@ HEALTHY = {
 }
 
 
-def reserve(lake: Lake, attempt: int, resumed: ResumePoint | None = None) -> None:
-    """Record an attempt that started long ago, before any trace of the cases."""
-    record = AttemptRecord(RUN, attempt, 1, resumed, "", "")
+def reserve(
+    lake: Lake, attempt: int, resumed: ResumePoint | None = None, *, started_s: float = 1e-6
+) -> None:
+    """Record an attempt; where nothing is said it began long ago, before any trace of the cases."""
+    record = AttemptRecord(RUN, attempt, int(started_s * 1e6), resumed, "", "")
     store = open_lake(lake.path)
     assert store.publish_if_absent(attempt_path(RUN, attempt), dump_attempt(record))
+
+
+def trace_times() -> tuple[float, float]:
+    """The first and last second of TRACES."""
+    times = [
+        json.loads(line)["time"]
+        for file in TRACES.glob("*.jsonl")
+        for line in file.read_text().splitlines()
+    ]
+    return min(times), max(times)
 
 
 def beat(lake: Lake, attempt: int, step: int, values: Mapping[str, Any], rank: int = 0) -> None:

@@ -133,7 +133,7 @@ def test_far_more_steps_than_were_recorded_are_not_gone_through(catalog: Catalog
     """A list of all of them would be gigabytes; the first few that are missing are told."""
     policy = load_gate_policy("router-replay", max_steps=MOST_STEPS)
     (check,) = [one for one in gate(catalog, policy, RUN, [0]).checks if one.check == "complete"]
-    assert check.reason == "step 5, 6, 7, 8, 9 ... has no loss"
+    assert check.reason == "step number 5, 6, 7, 8, 9 ... has no loss"
 
 
 DETAIL = st.recursive(

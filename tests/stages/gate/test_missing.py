@@ -1,6 +1,5 @@
 """What is missing or does not belong to the attempt fails, whatever the rest says."""
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,20 +7,17 @@ import numpy as np
 import pytest
 
 from tests.helpers.captures import record, sample
-from tests.helpers.gates import CASES, HEALTHY, RUN, beat, end, healthy_run
+from tests.helpers.gates import HEALTHY, RUN, TRACES, beat, end, healthy_run, reserve, trace_times
 from tests.helpers.mismatches import write_pair
 from trajreplay import Lake
-from trajreplay.schema.attempt import AttemptRecord, dump_attempt
 from trajreplay.schema.events import HEARTBEAT, dump_detail
 from trajreplay.schema.identity import ResumePoint, make_key
 from trajreplay.schema.lakefile import open_lake
-from trajreplay.schema.layout import attempt_path
 from trajreplay.stages.gate import GateVerdict, Policy, SqlCheck, load_gate_policy
 from trajreplay.writer import CaptureBuilder, Event, commit_events
 
 SAMPLED = [[-1.0, -2.0, -0.5], [-0.25, -3.0]]
 MISMATCH = ("delta_tail", "delta_fraction", "generation_kl")
-TRACES = CASES / "r3_traces" / "la_healthy"
 LARGEST = SqlCheck(
     "tail",
     "SELECT max(list_max(list_transform(list_zip(old_log_probs, rollout_log_probs), "
@@ -150,20 +146,6 @@ def test_captures_that_cannot_be_taken_fail_a_policy_that_does_not_name_the_atte
     assert not verdict.certifies
 
 
-def reserve(lake: Lake, attempt: int, started_s: float, resumed: ResumePoint | None = None) -> None:
-    record = AttemptRecord(RUN, attempt, int(started_s * 1e6), resumed)
-    assert open_lake(lake.path).publish_if_absent(attempt_path(RUN, attempt), dump_attempt(record))
-
-
-def trace_times() -> tuple[float, float]:
-    times = [
-        json.loads(line)["time"]
-        for file in TRACES.glob("*.jsonl")
-        for line in file.read_text().splitlines()
-    ]
-    return min(times), max(times)
-
-
 def routes(**stated: object) -> Policy:
     given = {"traces": str(TRACES), "contract": "legacy-async", **stated}
     return Policy(checks={"attempt": {}, "routes": given})
@@ -171,9 +153,9 @@ def routes(**stated: object) -> Policy:
 
 def test_traces_count_for_the_attempt_that_was_running(lake: Lake) -> None:
     first, last = trace_times()
-    reserve(lake, 0, 1)
-    reserve(lake, 1, first - 100)
-    reserve(lake, 2, last + 100)
+    reserve(lake, 0, started_s=1)
+    reserve(lake, 1, started_s=first - 100)
+    reserve(lake, 2, started_s=last + 100)
     for attempt in range(3):
         beat(lake, attempt, 1, HEALTHY)
     found = {one: judged(lake, routes(), one).verdict for one in range(3)}
@@ -186,8 +168,8 @@ def test_of_a_chain_the_last_attempt_has_traces_of_its_own(lake: Lake) -> None:
     first, last = trace_times()
     for started, wanted in ((first - 50, "pass"), (last + 100, "fail")):
         made = Lake.create(f"{lake.path}-{wanted}")
-        reserve(made, 0, first - 100)
-        reserve(made, 1, started, ResumePoint(0, 4))
+        reserve(made, 0, started_s=first - 100)
+        reserve(made, 1, ResumePoint(0, 4), started_s=started)
         for number in range(1, 11):
             beat(made, 0 if number < 5 else 1, number, HEALTHY)
         assert judged(made, routes(), 0, 1).verdict == wanted

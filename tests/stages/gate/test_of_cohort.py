@@ -101,7 +101,7 @@ def test_the_baseline_of_a_resumed_attempt_is_that_of_its_chain(lake: Lake) -> N
     (alone,) = gate(catalog_of(lake), policy, RUN, [1]).checks
     assert (alone.verdict, "--attempts 0,1" in alone.reason) == ("fail", True)
     (chain,) = gate(catalog_of(lake), policy, RUN, [0, 1]).checks
-    assert chain.reason.startswith("step 3 is the first above, 0.5 nat against 0.03 nat, 3 x the")
+    assert chain.reason.startswith("step 2:0 is the first above, 0.5 nat against 0.03 nat, 3 x the")
 
 
 @pytest.mark.parametrize("heard", [False, True])

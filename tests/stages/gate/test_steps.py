@@ -58,7 +58,7 @@ def test_a_chain_with_a_gap_between_its_attempts_certifies_nothing(
     assert verdict.certifies is (first == 5)
     assert verdict.failing == (() if first == 5 else ("attempt",))
     reasons = [one.reason for one in verdict.checks if one.verdict == "fail"]
-    wanted = ["step 5, 6, 7 is missing between those that were recorded"]
+    wanted = ["step number 5, 6, 7 is missing, after step 3:0 and before others"]
     assert reasons == (wanted if first == 8 else [])
 
 

@@ -39,7 +39,7 @@ def test_a_step_passes_no_check_by_the_one_token_whose_weights_are_known_to_be_r
     step(lake, 0, [(0, TOKENS - 1, 4), (TOKENS - 1, TOKENS, 5)], delta)
     verdict = judged(lake, demanding(*CHECKS))
     assert set(verdict.failing) == set(CHECKS)
-    assert all("99 valid tokens of step 1" in one.reason for one in verdict.checks if one.reason)
+    assert all("99 valid tokens of step 0:0 " in one.reason for one in verdict.checks if one.reason)
     counted = judged(lake, demanding(*CHECKS, any_version=True))
     assert set(counted.failing) == set(CHECKS)
     tail = next(one for one in counted.checks if one.check == "delta_tail")
@@ -58,7 +58,9 @@ def test_a_run_behind_is_certified_where_the_policy_counts_it(
     assert set(verdict.failing) == set(failing)
     assert verdict.certifies is any_version
     told = [one.reason for one in verdict.checks if one.reason]
-    assert all(f"{5 * of_old} valid tokens of step 1, 2, 3, 4, 5 were" in one for one in told)
+    assert all(
+        f"{5 * of_old} valid tokens of step 0:0, 1:0, 2:0, 3:0, 4:0 were" in one for one in told
+    )
 
 
 def test_each_check_counts_the_tokens_that_it_states(lake: Lake) -> None:
