@@ -7,22 +7,16 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
 
+from trajreplay.capture.fates import commit_beside, note_fates
 from trajreplay.capture.handoff import Account, Handoff
 from trajreplay.capture.heartbeat import resolved
 from trajreplay.capture.notes import Notes
 from trajreplay.capture.reasons import WarnedOnce, kind_of, reason_of
 from trajreplay.capture.threads import leave_alone, start
-from trajreplay.schema.errors import CaptureError
 from trajreplay.schema.events import dump_detail
-
-if TYPE_CHECKING:
-    from trajreplay.schema.identity import CaptureKey
-    from trajreplay.schema.store import Store
-    from trajreplay.writer.events import Event
 
 THREAD = "trajreplay-writer"
 _GRACE_S = 1.0  # for the entries that say what was dropped, once the time to write it is over
@@ -38,6 +32,7 @@ class Background:
         close_s: How long the end of the program may wait.
         ring_bytes: Most that may wait of what the ring held.
         strict: Whether to keep what goes wrong for who calls.
+        make_ready: Is called before the thread waits for a capture.
         written: Is called whenever a capture was committed.
 
     Attributes:
@@ -55,10 +50,11 @@ class Background:
         close_s: float,
         ring_bytes: int = 0,
         strict: bool = False,
+        make_ready: Callable[[], None] = lambda: None,
         written: Callable[[], None] = lambda: None,
     ) -> None:
         self._lake, self._strict, self._written = lake, strict, written
-        self._close_s = close_s
+        self._close_s, self._make_ready = close_s, make_ready
         self._wait_s = wait_s
         self._limits: dict[Account, int] = {"queue": queue_bytes, "ring": ring_bytes}
         self._waiting: dict[Account, int] = {"queue": 0, "ring": 0}
@@ -150,7 +146,7 @@ class Background:
         leave_alone(self._thread)
 
     def _run(self) -> None:
-        while (given := self._queue.get()) is not None:
+        while (given := self._next()) is not None:
             size, account = given[0].held_bytes, given[1]
             self._take(given[0])
             del given  # it is not held while the next one is waited for
@@ -159,6 +155,10 @@ class Background:
                 self._waiting[account] -= size
                 self._changed.notify_all()
         self._notes.retry()
+
+    def _next(self) -> tuple[Handoff, Account] | None:
+        self._make_ready()
+        return self._queue.get()
 
     def _take(self, handoff: Handoff) -> None:
         if self._hurried:
@@ -184,14 +184,14 @@ class Background:
                 Event(name, dump_detail(name, resolved(fields())), time_us=time_us)
                 for name, time_us, fields in handoff.events
             ]
-            _commit_beside(store, rows, handoff.identity)
+            commit_beside(store, rows, handoff.identity)
             return
         with CaptureBuilder(store, **handoff.identity) as capture:
             if handoff.pending is None:
                 capture.drop(handoff.reason)
             else:
                 handoff.pending.write(capture)
-                _note_fates(store, capture.key, handoff)
+                note_fates(store, capture.key, handoff)
         handoff.release()
 
     def _failed(self, handoff: Handoff, error: Exception) -> None:
@@ -207,43 +207,3 @@ class Background:
         if self._strict:
             error.__cause__ = error.__context__ = None
             self.errors.append(error.with_traceback(None))
-
-
-def _commit_beside(store: Store, events: Sequence[Event], identity: Mapping[str, Any]) -> None:
-    """Commit events under their name, or the next one that is free.
-
-    They are named after the first of several steps, which a step that is tried again, or another
-    recorder of this attempt, may have named before.
-    """
-    from trajreplay.schema.layout import entry_path
-    from trajreplay.writer.events import commit_events
-
-    key: CaptureKey = identity["key"]
-    given = {name: one for name, one in identity.items() if name != "key"}
-    while True:
-        try:
-            commit_events(store, key, events, **given)
-            return
-        except CaptureError:
-            if key.step_id is None or not store.exists(entry_path(key)):
-                raise
-        key = key._replace(step_id=key.step_id + 1)
-
-
-def _note_fates(store: Store, key: CaptureKey, handoff: Handoff) -> None:
-    """Commit the ledger of a rollout, before the rollout itself."""
-    from trajreplay.writer.events import Event, commit_events
-
-    assert handoff.pending is not None
-    events = [
-        Event(fate, sample_id=sample_id, reason=reason, time_us=time_us)
-        for fate, sample_id, reason, time_us in handoff.pending.ledger.rows
-    ]
-    if events:
-        commit_events(
-            store,
-            key._replace(kind="events"),
-            events,
-            expected_ranks=handoff.identity["expected_ranks"],
-            producer=handoff.identity["producer"],
-        )

@@ -106,22 +106,26 @@ class Copier:
         loaded = sys.modules.get("torch")
         plain = None if loaded is None else loaded.Tensor
         found: dict[str, Block] = {}
-        alike: dict[Sequence[int], dict[Any, dict[str, torch.Tensor]]] = {}
+        alike: dict[tuple[torch.dtype, torch.Size], dict[str, torch.Tensor]] = {}
         for name, values in columns.items():
             if type(values) is not plain or not values.is_cpu:
                 found[name] = self.block(name, values, lengths)
                 continue
-            if (fitting := alike.get(shape := values.shape)) is None:
+            kind = values.dtype, values.shape
+            if (members := alike.get(kind)) is None:
                 _is_whole(name, values, lengths)
-                fitting = alike[shape] = {}
+                members = alike[kind] = {}
             # To detach it takes less than to switch gradients off.
-            detached = values.detach() if values.requires_grad else values
-            fitting.setdefault(values.dtype, {})[name] = detached
-        for (rows, *width), fitting in alike.items():
-            for members in fitting.values():
-                held = self._filled([*members.values()], (rows * len(members), *width))
-                for place, name in enumerate(members):
-                    found[name] = Block(held, lengths, rows * place)
+            members[name] = values.detach() if values.requires_grad else values
+        for (dtype, (rows, *width)), members in alike.items():
+            tensors = [*members.values()]
+            slot = self._slots.take(dtype, (rows * len(tensors), *width))
+            _copy(slot.held, tensors)
+            self._keep(slot)
+            at = 0
+            for name in members:
+                found[name] = Block(slot.held, lengths, at)
+                at += rows
         return found
 
     def routes(self, name: str, values: Any, samples: int) -> Block:
@@ -212,16 +216,23 @@ class Copier:
             slot = slot._replace(filled=self._slots.device.copy(_parts(slot.held, values)))
         else:
             slot = self._slots.take(first.dtype, shape)
-            if len(values) == 1:
-                slot.held.copy_(first)
-            else:
-                import torch
+            _copy(slot.held, values if first.is_cpu else [one.cpu() for one in values])
+        self._keep(slot)
+        return slot.held
 
-                given = values if first.is_cpu else [one.cpu() for one in values]
-                torch.cat(given, out=slot.held)
+    def _keep(self, slot: Slot) -> None:
         self.held_bytes += slot.size_bytes
         self._taken.append(slot)
-        return slot.held
+
+
+def _copy(held: torch.Tensor, values: list[torch.Tensor]) -> None:
+    """Copy tensors of one dtype, one after the other."""
+    if len(values) == 1:
+        held.copy_(values[0])
+    else:
+        import torch
+
+        torch.cat(values, out=held)
 
 
 def _parts(

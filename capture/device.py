@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from trajreplay.schema.errors import CaptureError
+
 if TYPE_CHECKING:
     import torch
 
@@ -41,11 +43,12 @@ class DeviceCopies:
         import torch
 
         training = torch.cuda.current_stream(parts[0][1].device)
+        _refuse_in_a_graph()
         size = sum(values.nbytes for _, values in parts)
         if not self._allowed(size):
             for held, values in parts:
                 held.copy_(values, non_blocking=True)
-            return training.record_event()
+            return _marked(training)
         try:
             event = self._copy_clones(parts, training)
         except BaseException:
@@ -69,10 +72,9 @@ class DeviceCopies:
         stream.wait_event(training.record_event())
         with torch.cuda.stream(stream):
             for (held, _), clone in zip(parts, clones, strict=True):
+                clone.record_stream(stream)  # its memory is not used again before the copy is done
                 held.copy_(clone, non_blocking=True)
-        for clone in clones:
-            clone.record_stream(stream)  # its memory is not used again before the copy is done
-        return stream.record_event()
+        return _marked(stream)
 
     def _allowed(self, size: int) -> bool:
         """Whether a clone fits beside those whose copies are not done yet."""
@@ -89,32 +91,62 @@ class DeviceScalar:
     """A scalar of a device as it was when it was handed over; `float` waits for it.
 
     Args:
-        value: Its clone.
-        cloned: The event after which the clone has the value; None where reading it waits.
+        value: Its copy.
+        copied: The event after which the copy has the value and lies in memory of the host; None
+            where it lies on the device, and reading it waits.
     """
 
-    def __init__(self, value: torch.Tensor, cloned: Any) -> None:
-        self._value, self._cloned = value, cloned
+    def __init__(self, value: torch.Tensor, copied: Any) -> None:
+        self._value, self._copied = value, copied
 
     def is_there(self) -> bool:
         """Whether reading it waits for nothing that a stream still has to do."""
-        return self._cloned is None or self._cloned.query()
+        return self._copied is None or self._copied.query()
 
     def item(self) -> Any:
         """Its value; waits for it."""
-        if self._cloned is not None:  # the thread that reads has a stream of its own
-            self._cloned.synchronize()
+        if self._copied is not None:
+            self._copied.synchronize()
         return self._value.item()
 
     def __float__(self) -> float:
         return float(self.item())
 
 
-def cloned(value: torch.Tensor) -> DeviceScalar:
-    """A scalar of a device, in no graph, as it is now."""
-    clone, event = value.clone(), None
-    if value.is_cuda:
-        import torch
+def copied(value: torch.Tensor) -> DeviceScalar:
+    """A scalar of a device, in no graph, as it is now.
 
-        event = torch.cuda.current_stream(value.device).record_event()
-    return DeviceScalar(clone, event)
+    That of a CUDA device goes to pinned memory in the stream of the training: no device memory is
+    taken, and whoever reads it later, be it the training, waits for no other work of the device.
+
+    Raises:
+        ValueError: It is several numbers.
+        CaptureError: A CUDA graph is being captured.
+    """
+    if value.numel() != 1:
+        raise ValueError("expected one number")
+    if not value.is_cuda:
+        return DeviceScalar(value.clone(), None)
+    import torch
+
+    _refuse_in_a_graph()
+    held = value.to("cpu", non_blocking=True)  # to memory that torch pins, and does not wait for
+    return DeviceScalar(held, _marked(torch.cuda.current_stream(value.device)))
+
+
+def _marked(stream: Any) -> Any:
+    """An event after what is queued on a stream; a thread that waits for it sleeps meanwhile."""
+    import torch
+
+    return stream.record_event(torch.cuda.Event(blocking=True))  # type: ignore[no-untyped-call]
+
+
+def _refuse_in_a_graph() -> None:
+    """Refuse what a CUDA graph would do again, into memory that has another use by then."""
+    import torch
+
+    if torch.cuda.is_current_stream_capturing():
+        raise CaptureError(
+            "values of a device are recorded while a CUDA graph is captured",
+            hint="Record them after the graph was replayed, from the tensors that it fills.",
+        )

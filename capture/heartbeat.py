@@ -67,8 +67,11 @@ class Beat:
         if index in self._losses:
             return
         self._losses[index] = number(scalars.get("loss"))
-        self._rewards += fixed([one.raw_reward for one in samples])
-        self._truncated += fixed([one.truncated for one in samples])
+        # Most trainers tell them with the rollout, and not with the step.
+        if rewards := [one.raw_reward for one in samples if one.raw_reward is not None]:
+            self._rewards += fixed(rewards)
+        if truncated := [one.truncated for one in samples if one.truncated is not None]:
+            self._truncated += fixed(truncated)
 
     @property
     def losses(self) -> list[Any]:
@@ -110,12 +113,11 @@ class Heartbeats:
             beat: What was seen of it.
             given: What the trainer says of it; fields that a heartbeat has none of are left out.
         """
-        told = {
-            name: plain
-            for name, value in given.items()
-            if name in _FIELDS and (plain := number(value)) is not None
-        }
-        step = _whole(told.pop("step", None))
+        told: dict[str, Any] = {}
+        for name, value in given.items():
+            if name in _FIELDS and (plain := number(value)) is not None:
+                told[name] = plain
+        step = _whole(told.pop("step", None)) if told else None
         self._counts |= step is not None
         self._steps = self._steps + 1 if step is None else step
         beat.told = {**told, "step": self._steps} if self._counts else told

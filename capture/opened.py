@@ -13,7 +13,6 @@ from trajreplay.capture.losses import Losses
 from trajreplay.capture.outlet import Outlet
 from trajreplay.capture.pending import Pending
 from trajreplay.capture.reasons import kind_of, reason_of
-from trajreplay.capture.slots import Slots
 from trajreplay.capture.values import number
 from trajreplay.schema.errors import CaptureError, listed, shown
 
@@ -52,7 +51,6 @@ class Opened(Losses):
         self._open: dict[Level, Pending | None] = {}
         self._given_up: set[Level] = set()  # what was dropped while the training goes on with it
         self._routing: Mapping[str, Any] = {}
-        self._slots = Slots(switches.queue_bytes, switches.device_bytes)
         self._beat: Beat | None = None
         self._heartbeats = heartbeats
 
@@ -98,7 +96,7 @@ class Opened(Losses):
             rollout_id,
             step_id,
             options,
-            Copier(self._slots),
+            Copier(self._outlet.slots),
             held=fate == "held",
             routing=self._routing,
         )
@@ -213,7 +211,8 @@ class Opened(Losses):
 
     def _settle(self, level: Level, pending: Pending) -> None:
         blind = pending.settle()
-        if differing := listed(sorted(pending.origins.differing), 3):
+        if pending.origins.differing:
+            differing = listed(sorted(pending.origins.differing), 3)
             self._outlet.background.warn(
                 "origins",
                 f"{pending}: micro-batches differ in the {differing}, "

@@ -16,6 +16,7 @@ from trajreplay.capture.heartbeat import Noted
 from trajreplay.capture.pending import Pending
 from trajreplay.capture.promoter import Promoter
 from trajreplay.capture.ring import Ring
+from trajreplay.capture.slots import Slots
 from trajreplay.capture.switches import PREFIX, Switches
 from trajreplay.capture.triggers import Watch
 from trajreplay.schema.errors import listed
@@ -34,6 +35,7 @@ class Outlet:
 
     Attributes:
         background: The thread that writes.
+        slots: Memory for copies, which that thread makes ready.
     """
 
     def __init__(self, switches: Switches, identity: Mapping[str, Any]) -> None:
@@ -50,6 +52,7 @@ class Outlet:
         self._resting: dict[str, int] = {}  # steps until each trigger may fire again
         self._promoter: Promoter | None = None
         atexit.register(self._close_promoter, switches.close_s)  # after that of the background
+        self.slots = Slots(switches.queue_bytes, switches.device_bytes)
         self.background = Background(
             switches.spool or switches.lake,
             queue_bytes=switches.queue_bytes,
@@ -57,6 +60,7 @@ class Outlet:
             close_s=switches.close_s,
             ring_bytes=switches.ring_bytes,
             strict=switches.strict,
+            make_ready=self.slots.make_ready,
             written=lambda: self._promoter.written() if self._promoter else None,
         )
         if switches.spool:

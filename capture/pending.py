@@ -12,12 +12,17 @@ from trajreplay.capture.values import bytes_of, frozen, thawed
 from trajreplay.capture.witness import Witness
 from trajreplay.schema.errors import CaptureError, listed, named
 from trajreplay.schema.records import SampleRecord
-from trajreplay.schema.tables import EXPERT_LISTS, GRADIENTS, length_column
+from trajreplay.schema.tables import EXPERT_LISTS, GRADIENTS, ROLLOUTS, length_column
 
 if TYPE_CHECKING:
     from trajreplay.writer import CaptureBuilder
 
 MICRO_BATCH_ID = "mb-{:04d}"
+# Columns that have not as many values as the response.
+_APART = {
+    *EXPERT_LISTS,
+    *(one.name for one in ROLLOUTS.columns if length_column(one.name) == "total_length"),
+}
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +58,8 @@ class Pending:
     # Values of list columns by name, the masks among them, by the row that is their first.
     _blocks: dict[int, dict[str, Rows]] = field(default_factory=dict)
     _record_bytes: int = 0
-    _batches: dict[int, tuple[int, list[str]]] = field(default_factory=dict)
+    # Of each micro-batch the row that is its first, and how many it has.
+    _batches: dict[int, tuple[int, int]] = field(default_factory=dict)
     _losses: set[tuple[int, str]] = field(default_factory=set)
     _witnesses: dict[int, Witness] = field(default_factory=dict)
 
@@ -94,15 +100,15 @@ class Pending:
         """
         samples = frozen(samples)
         at, lengths = len(self._samples), [one.response_length for one in samples]
-        masks = columns.get("loss_mask")
-        if masks is None:
-            masks = [one.loss_mask for one in samples]
-        copied = self._copied(samples, lengths, {**columns, "loss_mask": masks})
+        if columns.get("loss_mask") is None:
+            columns = {**columns, "loss_mask": [one.loss_mask for one in samples]}
+        copied = self._copied(samples, lengths, columns)
         self._samples += samples
         self._micro_batches += [micro_batch_id] * len(samples)
         self._record_bytes += bytes_of(samples)
         self._keep(at, copied)
-        self.origins.note(origins or {})
+        if origins:
+            self.origins.note(origins)
 
     def _keep(self, at: int, copied: Mapping[str, Rows]) -> None:
         if at < len(self._samples):  # a micro-batch without rows has none to begin at
@@ -128,14 +134,15 @@ class Pending:
                 f"{self}: a micro-batch of {len(samples)} samples has no index",
                 hint="Number the micro-batches of a step; a repeated pass keeps its number.",
             )
-        ids = [one.sample_id for one in samples]
         name = MICRO_BATCH_ID.format(index)
         if index not in self._batches:
             at = len(self._samples)
             self.append(samples, columns, origins, name)
-            self._batches[index] = at, ids
+            self._batches[index] = at, len(samples)
         else:
-            at, seen = self._batches[index]
+            at, count = self._batches[index]
+            ids = [one.sample_id for one in samples]
+            seen = [one.sample_id for one in self._samples[at : at + count]]
             if seen != ids:
                 raise CaptureError(
                     f"{self}: micro-batch {index} has the samples {listed(map(named, ids), 3)}, "
@@ -160,8 +167,8 @@ class Pending:
             failed: Is told what goes wrong with a gradient.
         """
         if index not in self._witnesses:
-            at, ids = self._batches[index]
-            lengths = [one.response_length for one in self._samples[at : at + len(ids)]]
+            at, count = self._batches[index]
+            lengths = [one.response_length for one in self._samples[at : at + count]]
             witness = Witness(self.copier, log_probs, lengths, failed)
             if witness.in_graph:
                 self._witnesses[index] = witness
@@ -201,16 +208,14 @@ class Pending:
     def _copied(
         self, samples: Sequence[SampleRecord], lengths: list[int], columns: Mapping[str, Any]
     ) -> dict[str, Block]:
-        lists, apart = {}, {}
-        for name, values in columns.items():
-            if values is None:
-                continue
+        lists = {name: values for name, values in columns.items() if values is not None}
+        apart = {}
+        for name in lists.keys() & _APART:
+            values = lists.pop(name)
             if name in EXPERT_LISTS:
                 apart[name] = self.copier.routes(name, values, len(samples))
-            elif length_column(name) == "total_length":
-                apart[name] = self.copier.block(name, values, [one.total_length for one in samples])
             else:
-                lists[name] = values
+                apart[name] = self.copier.block(name, values, [one.total_length for one in samples])
         return self.copier.blocks(lists, lengths) | apart
 
     def write(self, capture: CaptureBuilder) -> None:

@@ -1,8 +1,9 @@
-"""Host memory for copies, used again and again."""
+"""Host memory for copies, made ready before it is asked for, and used again and again."""
 
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
@@ -13,8 +14,10 @@ from trajreplay.capture.device import DeviceCopies
 if TYPE_CHECKING:
     import torch
 
+READY_BYTES = 1 << 24  # of either kind
 _LEAST_VALUES = 1024
 _SIZES = 4  # between a power of two and the next, so that a slot is used again by what is alike
+_ALIGNED = 64
 
 
 class Slot(NamedTuple):
@@ -36,8 +39,11 @@ class Slot(NamedTuple):
 class Slots:
     """Host memory for copies. A fresh page costs more than the copy into it, so slots are kept.
 
+    What is taken belongs to who took it until it is given back. Where no slot is idle, one is cut
+    from memory that was made ready; where that is used up, there is new memory.
+
     Args:
-        limit_bytes: Most that may lie idle.
+        limit_bytes: Most that may lie idle, what was made ready included.
         device_bytes: Device memory that copies from it may take.
 
     Attributes:
@@ -49,25 +55,43 @@ class Slots:
         self._idle_bytes = 0
         self._lock = threading.Lock()  # one thread takes, another gives back
         self._idle: dict[tuple[torch.dtype, int, bool], list[Slot]] = defaultdict(list)
+        self._uncut: dict[bool, torch.Tensor] = {}  # bytes that were made ready, by being pinned
         self.device = DeviceCopies(device_bytes)
+
+    def make_ready(self) -> None:
+        """Make memory ready, once; for a thread beside the training, and called until it is.
+
+        Pinned memory is, once the program uses CUDA: a driver may stop the thread that asks for it.
+        """
+        torch = sys.modules.get("torch")
+        size = min(READY_BYTES, self._limit_bytes // 4)
+        for pinned in (False, True):
+            if torch is None or pinned in self._uncut or not size:
+                continue
+            try:
+                if pinned and not torch.cuda.is_initialized():
+                    continue
+                # Written once, so that it has its pages.
+                fresh = _fresh(torch.uint8, size, pinned=pinned).zero_()
+            except (AttributeError, RuntimeError):  # torch is being loaded, or memory is short
+                continue
+            with self._lock:
+                if self._idle_bytes + size <= self._limit_bytes:
+                    self._uncut[pinned] = fresh
+                    self._idle_bytes += size
 
     def take(self, dtype: torch.dtype, shape: Sequence[int], *, pinned: bool = False) -> Slot:
         """Memory for values in this shape, whatever it holds."""
         count = math.prod(shape)
         step = max(_LEAST_VALUES, (1 << (count - 1).bit_length()) // (2 * _SIZES))
-        kind = dtype, max(step, -(-count // step) * step), pinned
-        slot = self._kept(kind)
+        kind = dtype, -(-count // step) * step or step, pinned
+        slot = self._kept(kind) or self._cut(kind)
         if slot is None:
-            import torch
-
-            # Whatever the training is in the midst of: a tensor of inference, or on its default
-            # device, would be of no use to what comes later.
-            with torch.inference_mode(mode=False), torch.no_grad():
-                fresh = torch.empty(kind[1], dtype=dtype, device="cpu", pin_memory=pinned)
+            fresh = _fresh(dtype, kind[1], pinned=pinned)
             slot = Slot(fresh, kind, fresh.nbytes)
         if slot.held.shape == shape:  # as where batches are padded to one width
             return slot
-        return slot._replace(held=slot.held.as_strided(shape, _strides(shape)))
+        return Slot(slot.held.as_strided(shape, _strides(shape)), kind, slot.size_bytes)
 
     def _kept(self, kind: tuple[torch.dtype, int, bool]) -> Slot | None:
         with self._lock:
@@ -79,6 +103,22 @@ class Slots:
                 return slot
         return None
 
+    def _cut(self, kind: tuple[torch.dtype, int, bool]) -> Slot | None:
+        """A slot of what was made ready and never used, if there is room."""
+        dtype, count, pinned = kind
+        size = dtype.itemsize * count
+        with self._lock:
+            uncut = self._uncut.get(pinned)
+            if uncut is None or len(uncut) < size:
+                return None
+            import torch
+
+            with torch.inference_mode(mode=False), torch.no_grad():
+                held = uncut[:size].view(dtype)
+                self._uncut[pinned] = uncut[-(-size // _ALIGNED) * _ALIGNED :]
+            self._idle_bytes -= len(uncut) - len(self._uncut[pinned])
+        return Slot(held, kind, size)
+
     def give_back(self, slots: Sequence[Slot]) -> None:
         """Let slots be used again, whose values nobody reads any more."""
         with self._lock:
@@ -86,6 +126,15 @@ class Slots:
                 if self._idle_bytes + slot.size_bytes <= self._limit_bytes:
                     self._idle_bytes += slot.size_bytes
                     self._idle[slot.kind].append(slot)
+
+
+def _fresh(dtype: torch.dtype, count: int, *, pinned: bool) -> torch.Tensor:
+    import torch
+
+    # Whatever the training is in the midst of: a tensor of inference, or on its default
+    # device, would be of no use to what comes later.
+    with torch.inference_mode(mode=False), torch.no_grad():
+        return torch.empty(count, dtype=dtype, device="cpu", pin_memory=pinned)
 
 
 def _strides(shape: Sequence[int]) -> list[int]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trajreplay.capture.values import kept, read, settled
+from trajreplay.capture.values import are_plain, kept, read, settled
 from trajreplay.schema.errors import CaptureError, is_name, named
 from trajreplay.schema.events import check_fate
 from trajreplay.schema.identity import check_id
@@ -29,7 +29,9 @@ class Scalars:
         Raises:
             CaptureError: One is no number.
         """
-        told = {name: settled(value) for name, value in (*scalars.items(), *meaning.items())}
+        told = {**scalars, **meaning}
+        if not are_plain(told.values()):
+            told = {name: settled(value) for name, value in told.items()}
         self._told.append((stage, told))
 
     @property

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trajreplay.capture.device import DeviceScalar, cloned
+from trajreplay.capture.device import DeviceScalar, copied
 from trajreplay.schema.errors import CaptureError
 from trajreplay.schema.records import SampleRecord
 
@@ -42,7 +42,7 @@ def kept(value: Any) -> Any:
         return value
     try:
         if hasattr(value, "detach") and value.device.type != "cpu":
-            return cloned(value.detach())
+            return copied(value.detach())
         plain = value.item() if hasattr(value, "item") else value
         return plain if type(plain) in _PLAIN else math.ldexp(plain, 0)  # `float` reads text
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
@@ -63,9 +63,14 @@ def number(value: Any) -> Any:
     return found
 
 
+def are_plain(values: Iterable[Any]) -> bool:
+    """Whether they are plain numbers, texts and None, none of which can change."""
+    return _PLAIN.issuperset(map(type, values))
+
+
 def fixed(values: list[Any]) -> list[Any]:
     """Numbers that no later edit reaches, and others that cannot change, for `number`."""
-    if _PLAIN.issuperset(map(type, values)):
+    if are_plain(values):
         return values
     return [number(one) for one in values]
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers.devices import CUDA
+from tests.helpers.devices import CUDA, Device
+from trajreplay import CaptureError
 from trajreplay.capture.copies import Copier
 from trajreplay.capture.device import DeviceCopies, DeviceScalar
 from trajreplay.capture.slots import Slots
@@ -68,7 +69,7 @@ def test_clones_take_no_more_device_memory_than_is_allowed(device: str) -> None:
 class Stream:
     """Stands in for a stream of CUDA; an event of it is the stream."""
 
-    def record_event(self) -> "Stream":
+    def record_event(self, event: None = None) -> "Stream":
         return self
 
     def wait_event(self, event: "Stream") -> None:
@@ -82,6 +83,8 @@ class Stream:
 def test_parts_of_a_column_go_by_one_way(monkeypatch: pytest.MonkeyPatch, fitting: int) -> None:
     training, side = Stream(), Stream()
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: training)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "Event", lambda blocking: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: side)
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
@@ -96,6 +99,7 @@ def test_a_clone_without_memory_gives_its_bound_back(monkeypatch: pytest.MonkeyP
         raise torch.OutOfMemoryError("no memory is left")
 
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.Tensor, "clone", full)
     values = torch.ones(4)
     copies = DeviceCopies(values.nbytes)
@@ -105,13 +109,67 @@ def test_a_clone_without_memory_gives_its_bound_back(monkeypatch: pytest.MonkeyP
 
 
 def test_a_scalar_of_a_device_is_read_after_its_event() -> None:
-    clone = torch.zeros(())
+    copy = torch.zeros(())
 
-    class Cloned:
+    class Copied:
         def synchronize(self) -> None:
-            clone.fill_(2.0)
+            copy.fill_(2.0)
 
-    assert float(DeviceScalar(clone, Cloned())) == 2.0
+    assert float(DeviceScalar(copy, Copied())) == 2.0
+
+
+def test_what_a_graph_would_do_again_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(CaptureError, match="a CUDA graph is captured"):
+        kept(device.number(1.0))
+    with pytest.raises(CaptureError, match="a CUDA graph is captured"):
+        DeviceCopies(0).copy([(torch.empty(1), torch.ones(1))])
+
+
+@pytest.mark.parametrize("device", [CUDA])
+def test_a_capture_within_a_graph_is_refused_and_the_graph_is_whole(device: str) -> None:
+    value = torch.zeros((), device=device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        value.add_(1.0)
+        with pytest.raises(CaptureError, match="a CUDA graph is captured"):
+            kept(value)
+    graph.replay()
+    assert float(value) == 1.0
+
+
+@pytest.mark.parametrize("device", [CUDA])
+def test_scalars_of_a_device_take_none_of_its_memory(device: str) -> None:
+    values = torch.arange(4096.0, device=device)
+    parts = list(values)
+    before = torch.cuda.memory_allocated()
+    held = [kept(one) for one in parts]
+    assert torch.cuda.memory_allocated() == before
+    values.zero_()
+    assert [float(one) for one in held] == list(range(4096))
+
+
+@pytest.mark.parametrize("device", [CUDA])
+def test_a_scalar_that_is_there_is_read_without_waiting_for_what_came_later(device: str) -> None:
+    busy, value = torch.randn(4096, 4096, device=device), torch.ones((), device=device)
+    held = kept(value)
+    torch.cuda.synchronize()
+    assert held.is_there()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(20):
+            busy = busy @ busy
+        assert float(held) == 1.0
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_several_numbers_of_a_device_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    several = Device(monkeypatch).number(1.0)
+    monkeypatch.setattr(type(several), "numel", lambda self: 2)
+    with pytest.raises(CaptureError, match="for one number"):
+        kept(several)
 
 
 @pytest.mark.parametrize("device", [CUDA])

@@ -29,8 +29,10 @@ class Device:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.queued = self.done = 0
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: device)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        monkeypatch.setattr(torch.cuda, "Event", lambda blocking: None)
 
-    def record_event(self) -> Event:
+    def record_event(self, event: None) -> Event:
         """What is queued so far."""
         self.queued += 1
         return Event(self, self.queued)
@@ -68,7 +70,12 @@ class Number:
     def detach(self) -> Number:
         return self
 
-    def clone(self) -> Number:
+    def numel(self) -> int:
+        return 1
+
+    def to(self, device: str, *, non_blocking: bool) -> Number:
+        """A copy on the host that a stream still has to make."""
+        assert (device, non_blocking) == ("cpu", True), "a device is waited for"
         return Number(self.device, self._value)
 
     def item(self) -> float:
