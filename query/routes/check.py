@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from trajreplay.query.routes.amounts import check_amounts
+from trajreplay.query.routes.assigned import check_assigned
 from trajreplay.query.routes.attempts import check_contract, check_one_attempt, check_readable
 from trajreplay.query.routes.coverage import check_coverage
 from trajreplay.query.routes.dtypes import check_dtypes
@@ -56,6 +57,7 @@ def check_routes(folder: str | os.PathLike[str], policy: RoutePolicy) -> RouteRe
         if policy.contract == "transfer-queue":
             check_amounts(trace, topology, held, policy, say)
         check_stage_routes(trace, policy, put, say)
+        check_assigned(trace, topology, policy, say)
         check_values(trace, policy, fallback, say)
         check_dummies(trace, topology, held, policy, say)
     return RouteReport(

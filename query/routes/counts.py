@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from trajreplay.query.routes.composition import Composition
 from trajreplay.query.routes.findings import RouteFindings
-from trajreplay.query.routes.identity import Composition
 from trajreplay.query.routes.policy import RoutePolicy
 from trajreplay.query.routes.trace import Batch, Trace
 from trajreplay.schema.bundles.r3.records import Shard, TensorRecord

@@ -42,6 +42,42 @@ def check_dtypes(trace: Trace, say: RouteFindings) -> None:
                 line=record.origin.line,
                 rank=record.origin.rank,
             )
+    _check_sizes(trace, say)
+
+
+def _check_sizes(trace: Trace, say: RouteFindings) -> None:
+    """Tensors of one hash have as many bytes: what compares hashes compares no dtypes."""
+    first: dict[str, tuple[int, TraceRecord]] = {}
+    for record, tensor in _all_tensors(trace):
+        size = tensor.size_bytes
+        before, place = first.setdefault(tensor.sha256, (size, record))
+        if size == before or say.has_failed("tensor.shape"):
+            continue
+        say.fail(
+            "tensor.shape",
+            f"{record.origin.file}, line {record.origin.line}: {tensor.dtype} {list(tensor.shape)} "
+            f"is {size} bytes, and {before} in a tensor of the same hash in {place.origin.file}, "
+            f"line {place.origin.line}",
+            file=record.origin.file,
+            line=record.origin.line,
+            rank=record.origin.rank,
+        )
+
+
+def _all_tensors(trace: Trace) -> Iterator[tuple[TraceRecord, TensorRecord]]:
+    for payload in trace.payloads:
+        yield payload, payload.routed_experts
+        if payload.input_ids is not None:
+            yield payload, payload.input_ids
+    for _, record, tensor in _tensors(trace):
+        yield record, tensor
+    for replays in trace.replays.values():
+        for one in (*replays.verified, *replays.verified_backward):
+            if one.expected is None:
+                yield one, one.actual
+            elif one.expected.shape == one.actual.shape:  # else verify.contradiction says so
+                yield one, one.actual
+                yield one, one.expected
 
 
 def _tensors(trace: Trace) -> Iterator[tuple[str, TraceRecord, TensorRecord]]:

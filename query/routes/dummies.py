@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from trajreplay.query.experts.dummies import are_lost, chance_of_dummy
+from trajreplay.query.routes.composition import Composition
 from trajreplay.query.routes.findings import RouteFindings
-from trajreplay.query.routes.identity import Composition
 from trajreplay.query.routes.installed import assigned_of, source_row
 from trajreplay.query.routes.policy import RoutePolicy
-from trajreplay.query.routes.replays import rows_of
 from trajreplay.query.routes.shards import Held
 from trajreplay.query.routes.topology import Topology
 from trajreplay.query.routes.trace import Batch, Trace
@@ -91,14 +90,8 @@ def check_dummies(
 
 def _experts(trace: Trace, tokens: Sequence[_Token]) -> int:
     """The width of the router's scores, else as many as the largest choice needs."""
-    widths = [
-        one.scores_shape[-1]
-        for replays in trace.replays.values()
-        for one in replays.verified
-        if one.scores_shape
-    ]
     shown = (max(row) for token in tokens for row in token.routes.values())
-    return max(widths, default=0) or 1 + max(shown)
+    return trace.experts or 1 + max(shown)
 
 
 def _tokens(
@@ -130,7 +123,7 @@ def _inner(shards: Sequence[Shard], place: int, composition: Composition | None)
         lengths = composition.lengths
         return {row: of for row, (of, at, valid) in rows if valid and at < lengths[of] - 1}
     last: dict[int, int] = {}
-    shown = [rows_of(shard.identity) if shard.identity else [] for shard in shards]
+    shown = [shard.identity.rows if shard.identity else [] for shard in shards]
     for sample, position, valid in (row for rows in shown for row in rows):
         if valid:
             last[sample] = max(last.get(sample, 0), position)
@@ -155,7 +148,7 @@ def _of_shard(
                 if len(choices) != 1:
                     continue
                 first = number * size if size < count * rows else 0
-                for offset, row in enumerate(rows_of(assigned.routes)):
+                for offset, row in enumerate(assigned.routes.rows):
                     if (place := source_row(first + offset, count, rows)) in inner:
                         routes[place][layer] = row
     told = tuple(rank for of in ranks for rank in of)

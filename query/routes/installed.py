@@ -17,7 +17,6 @@ from trajreplay.query.routes.payloads import (
     sha256_of,
     tokens_of,
 )
-from trajreplay.query.routes.replays import rows_of
 from trajreplay.query.routes.shards import Held
 from trajreplay.query.routes.topology import Block, Topology
 from trajreplay.query.routes.trace import Batch, Cell, Trace
@@ -118,7 +117,7 @@ def _check_shown(trace: Trace, one: Held, place: int, shard: Shard, say: RouteFi
                     )
                     continue
                 first = number * shape[0] if shape[0] < batch * rows else 0
-                for offset, row in enumerate(rows_of(assigned.routes)):
+                for offset, row in enumerate(assigned.routes.rows):
                     source = source_row(first + offset, batch, rows)
                     start = (source * layers + index) * top_k
                     seen = shown[start : start + top_k]
@@ -211,4 +210,4 @@ def _column(
         return None
     if assigned[0].routes.shape[0] == rows:
         assigned = assigned[:1]
-    return assigned[0].payload_idx, [row for piece in assigned for row in rows_of(piece.routes)]
+    return assigned[0].payload_idx, [row for piece in assigned for row in piece.routes.rows]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
+from trajreplay.query.routes.composition import Composition
 from trajreplay.query.routes.counts import check_counts, check_valid, valid_rows, where_of
 from trajreplay.query.routes.findings import RouteFindings
-from trajreplay.query.routes.identity import Composition, Solution, solve
+from trajreplay.query.routes.identity import Solution, solve
 from trajreplay.query.routes.policy import RoutePolicy
 from trajreplay.query.routes.topology import Block, Topology
 from trajreplay.query.routes.trace import FETCH_STAGES, Batch, Trace
@@ -156,9 +157,10 @@ def _check_block(
     if not _check_identities(batch, shards, say) or _has_twins(batch, shards, say):
         return nothing
     lengths = tuple(one.valid_length for one in fetched) or None
-    key = (lengths, *(one.sha256 for one in identities))
+    counted = sum(shard.verified or 0 for shard in shards)
+    key = (lengths, counted, *(one.sha256 for one in identities))
     if key not in solved:
-        solved[key] = solve(identities, lengths)
+        solved[key] = solve(identities, lengths, counted)
     solution = solved[key]
     for place in solution.mismatched if trusted else ():
         shard = shards[place]

@@ -39,6 +39,21 @@ class Cell(NamedTuple):
     rank: int
     layer: int
 
+    @property
+    def told(self) -> str:
+        """It in words."""
+        return f"rank {self.rank}, layer {self.layer}, {self.stage} at step {self.step}"
+
+    @property
+    def where(self) -> dict[str, object]:
+        """Where a finding about it is."""
+        return {
+            "stage": self.stage,
+            "trace_step": self.step,
+            "rank": self.rank,
+            "layer": self.layer,
+        }
+
 
 class Batch(NamedTuple):
     """One micro-batch of a traced stage."""
@@ -136,6 +151,17 @@ class Trace:
     def layers(self) -> tuple[int, ...]:
         """Every layer that is replayed somewhere."""
         return tuple(sorted(set().union(*self.layers_of.values())))
+
+    @cached_property
+    def experts(self) -> int:
+        """Experts of a layer: the width of the router's scores; 0 where none are recorded."""
+        widths = (
+            one.scores_shape[-1]
+            for replays in self.replays.values()
+            for one in replays.verified
+            if one.scores_shape
+        )
+        return max(widths, default=0)
 
     def shards_of(self, one: Pass) -> list[int]:
         """Micro-batches of a pass whose shard was recorded."""

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from trajreplay.query.routes.findings import RouteFindings
 from trajreplay.query.routes.policy import RoutePolicy
-from trajreplay.query.routes.replays import rows_of
 from trajreplay.query.routes.trace import Cell, Trace
 from trajreplay.schema.bundles.r3.records import TensorRecord
 
@@ -22,25 +21,25 @@ def check_values(
         fallback: Rows left to the trainer's own router, and rows of all verified forwards.
         say: The findings.
     """
-    seen: set[tuple[int, TensorRecord, bool, int]] = set()
+    seen: set[tuple[int, TensorRecord, bool]] = set()
+    experts = policy.experts or trace.experts
+    if trace.experts not in (0, experts):
+        message = f"scores are of {trace.experts} experts, the policy states {experts}"
+        say.fail("route.values", message)
     whole = True
-    for cell, tensor, experts, is_used in _tensors(trace, policy):
-        key = (cell.rank, tensor, is_used, experts)
+    for cell, tensor, is_used in _tensors(trace):
+        key = (cell.rank, tensor, is_used)
         if key in seen:
             continue
         seen.add(key)
         whole &= tensor.is_whole
-        for row, choices in enumerate(rows_of(tensor)):
+        for row, choices in enumerate(tensor.rows):
             reason = _wrong(choices, experts, is_used)
             if reason:
                 say.fail(
                     "route.values",
-                    f"rank {cell.rank}, layer {cell.layer}, {cell.stage} at step {cell.step}, row "
-                    f"{row}: {list(choices)} {reason}",
-                    stage=cell.stage,
-                    trace_step=cell.step,
-                    rank=cell.rank,
-                    layer=cell.layer,
+                    f"{cell.told}, row {row}: {list(choices)} {reason}",
+                    **cell.where,
                 )
                 break
     if not whole and not say.has_failed("route.values"):
@@ -48,15 +47,13 @@ def check_values(
     _check_fallback(policy, *fallback, say)
 
 
-def _tensors(trace: Trace, policy: RoutePolicy) -> Iterator[tuple[Cell, TensorRecord, int, bool]]:
-    """Every tensor of routes with the experts of its layer, and whether a forward used it."""
+def _tensors(trace: Trace) -> Iterator[tuple[Cell, TensorRecord, bool]]:
+    """Every tensor of routes, and whether a forward used it."""
     for cell, replays in sorted(trace.replays.items()):
-        widths = [one.scores_shape[-1] for one in replays.verified if one.scores_shape]
-        experts = policy.experts or max(widths, default=0)
         for assigned in replays.assigned:
-            yield cell, assigned.routes, experts, False
+            yield cell, assigned.routes, False
         for verified in (*replays.verified, *replays.verified_backward):
-            yield cell, verified.actual, experts, True
+            yield cell, verified.actual, True
 
 
 def _wrong(choices: tuple[int, ...], experts: int, is_used: bool) -> str:

@@ -14,6 +14,9 @@ LAYOUTS = {
     "rows": Layout(packed=False, lengths=(3, 4, 2, 2), data=2),
     "steps": Layout(steps=3, context=2, full=True),
     "fallback": Layout(fallback=1, context=2, pipeline=2, recompute=True),
+    "tensor": Layout(
+        tensor=2, context=2, lengths=(70, 90, 110, 20), top_k=4, experts=64, previewed=0
+    ),
     "long": Layout(context=2, lengths=(70, 90, 110, 20, 33, 21), pipeline=2, previewed=0),
 }
 

@@ -699,3 +699,109 @@ def _(trace: Trace) -> None:
 def _(trace: Trace) -> None:
     one = next(trace.records(event="router_replay_assignment"))
     one["tensor"]["preview"][:2] = [-1, 3]
+
+
+def with_a_dimension(trace: Trace, event: str, *names: str, **fields: Any) -> None:
+    """Give tensors of the last such record a dimension more, of the same values."""
+    one = last(trace, event=event, **fields)
+    for name in names:
+        one[name]["shape"] = [1, *one[name]["shape"]]
+
+
+@defect("a forward installed another shape", "tensor.shape")
+def _(trace: Trace) -> None:
+    with_a_dimension(trace, "router_replay_action", "tensor", action="replay_forward")
+
+
+@defect("a backward installed another shape", "tensor.shape")
+def _(trace: Trace) -> None:
+    with_a_dimension(trace, "router_replay_action", "tensor", action="replay_backward")
+
+
+@defect("a forward was verified in another shape", "tensor.shape")
+def _(trace: Trace) -> None:
+    event = "router_replay_forward_verify"
+    with_a_dimension(trace, event, "actual", "expected", action="replay_forward")
+
+
+@defect("the last micro-batch was assigned in another shape", "tensor.shape")
+def _(trace: Trace) -> None:
+    with_a_dimension(trace, "router_replay_assignment", "tensor")
+
+
+@defect("choices and experts of a router are in each other's place", "tensor.shape", "route.values")
+def _(trace: Trace) -> None:
+    """In all records of the last micro-batch of a layer, so that nothing disagrees but scores."""
+    rank, layer = _layer(trace)
+    for record in trace.records(rank=rank, layer_number=layer, stage="train"):
+        for name in ("tensor", "actual", "expected"):
+            if name in record:
+                record[name]["shape"].reverse()
+
+
+@defect("a verification is of more choices", "tensor.shape")
+def _(trace: Trace) -> None:
+    last(trace, event="router_replay_forward_verify")["topk"] += 1
+
+
+@defect("a verification is of scores of other rows", "tensor.shape")
+def _(trace: Trace) -> None:
+    last(trace, event="router_replay_forward_verify")["scores_shape"][0] += 1
+
+
+@defect("a verification is of scores of other experts", "tensor.shape")
+def _(trace: Trace) -> None:
+    one = last(trace, event="router_replay_forward_verify", action="replay_forward")
+    one["scores_shape"][1] += 1
+
+
+@defect("a verification is of another dtype", "tensor.shape")
+def _(trace: Trace) -> None:
+    one = last(trace, event="router_replay_forward_verify", action="replay_forward")
+    one["actual"]["dtype"] = one["expected"]["dtype"] = "torch.int32"
+
+
+@defect(
+    "rows without a route are more than in another stage",
+    "verify.contradiction",
+    needs=both_stages,
+)
+def _(trace: Trace) -> None:
+    """Which excuses other experts."""
+    one = last(trace, event="router_replay_forward_verify", action="replay_forward")
+    one["fallback_rows"] += 1
+    spoil(one["actual"])
+
+
+def several_layers(layout: Layout) -> bool:
+    return len(layout.layers) >= 2 * layout.pipeline
+
+
+def take_other_layer(trace: Trace, rank: int, **fields: Any) -> None:
+    """Give all records of a rank's last layer the routes of the layer before it."""
+    layers = trace.layout.layers_of(coordinates(trace.layout, rank)[3])
+    of, others = (trace.records(rank=rank, layer_number=one, **fields) for one in layers[-2:])
+    for source, record in zip(list(of), list(others), strict=True):
+        for name in ("tensor", "actual", "expected"):
+            if name in record:
+                record[name] = copy.deepcopy(source[name])
+
+
+@defect(
+    "train replays a layer with the routes of another",
+    "stage.routes",
+    "installed.payload",
+    needs=lambda one: both_stages(one) and several_layers(one),
+)
+def _(trace: Trace) -> None:
+    for rank in range(trace.layout.world):
+        take_other_layer(trace, rank, stage="train")
+
+
+@defect(
+    "a tensor rank replays a layer with the routes of another",
+    "installed.payload",
+    needs=lambda one: one.tensor > 1 and not one.sequence and several_layers(one),
+)
+def _(trace: Trace) -> None:
+    take_other_layer(trace, trace.layout.world - 1)

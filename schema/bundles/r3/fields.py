@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from trajreplay.schema.bundles.r3.records import TensorRecord
+from trajreplay.schema.bundles.r3.records import BYTES, TensorRecord
 
 _MAX_INTEGER = 1 << 62
 _MAX_PREVIEW = 4096
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
-_DTYPES = ("int8", "int16", "int32", "int64", "uint8")
 
 
 class RecordError(ValueError):
@@ -102,8 +101,8 @@ class Fields:
         get = Fields(inner, f"{self._name}{key}")
         prefix = "valid_" if "valid_sha256" in inner else ""
         dtype = get.text("dtype").removeprefix("torch.")
-        if dtype not in _DTYPES:
-            raise get.refuse("dtype", f"one of {', '.join(_DTYPES)}")
+        if dtype not in BYTES:
+            raise get.refuse("dtype", f"one of {', '.join(BYTES)}")
         sha256 = get.text(f"{prefix}sha256")
         if not _SHA256.match(sha256):
             raise get.refuse(f"{prefix}sha256", "64 hexadecimal digits")

@@ -137,7 +137,6 @@ def _action(origin: Origin, get: Fields, seen: dict[Any, Any]) -> Action:
         get.text("action"),
         get.optional_integer("layer_number"),
         get.optional_tensor("tensor", seen),
-        get.optional_integer("replay_backward_list_len"),
     )
 
 

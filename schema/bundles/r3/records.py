@@ -17,6 +17,7 @@ ACTION = "router_replay_action"
 VERIFY = "router_replay_forward_verify"
 EVENTS = (PAYLOAD, FETCH, SHARD, ASSIGNMENT, ACTION, VERIFY)
 FORWARD, BACKWARD = "replay_forward", "replay_backward"
+BYTES = {"int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint8": 1}  # of a value, by dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,18 @@ class TensorRecord:
     def is_whole(self) -> bool:
         """Whether the preview holds every value."""
         return len(self.preview) == self.size
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all values."""
+        return self.size * BYTES[self.dtype]
+
+    @property
+    def rows(self) -> list[tuple[int, ...]]:
+        """The whole rows of the preview: of routes, each the choices of one token."""
+        width = self.shape[-1] if self.shape else 0
+        starts = range(0, len(self.preview) - width + 1, width) if width else ()
+        return [self.preview[start : start + width] for start in starts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +141,6 @@ class Action:
     action: str
     layer: int | None
     routes: TensorRecord | None
-    queued: int | None
 
 
 @dataclass(frozen=True, slots=True)

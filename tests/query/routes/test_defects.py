@@ -19,7 +19,7 @@ TRIED = [
     *LAYOUTS.values(),
     *(
         replace(LAYOUTS[name], queue=False)
-        for name in ("context", "rows", "fallback", "long", "steps")
+        for name in ("context", "rows", "fallback", "long", "steps", "tensor")
     ),
 ]
 

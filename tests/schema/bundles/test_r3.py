@@ -70,12 +70,15 @@ OPTIONAL = {
     "token_identity",
     "cp_token_identity_verified_count",
     "layer_number",
-    "replay_backward_list_len",
     "scores_shape",
     "expected",
     "fallback_rows",
 }
-UNREAD = {"replay_backward_list_len_after", "replay_backward_list_len_before"}
+UNREAD = {
+    "replay_backward_list_len",
+    "replay_backward_list_len_after",
+    "replay_backward_list_len_before",
+}
 
 
 @pytest.mark.parametrize("line", ONE_OF_EACH, ids=lambda line: json.loads(line)["event"])
