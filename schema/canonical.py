@@ -3,26 +3,58 @@
 from __future__ import annotations
 
 import json
+import marshal
 import math
 import struct
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.filedigest import bytes_digest
 
 MAX_BYTES = 1 << 20
+PLAIN_MARSHAL = 2  # without references between equal objects: equal trees become equal bytes
 MAX_DEPTH = 16
 _EXACT = ("0x", "-0x", "inf", "-inf")
 _SEAL = b',"~blake3":"'
 _SEAL_BYTES = len(_SEAL) + 64 + len(b'"}')
 
 
-def dump_signed(tree: dict[str, Any]) -> bytes:
-    """Encode an object and append the digest of its bytes as the last key."""
-    body = json.dumps(
-        _exact(tree), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    ).encode()[:-1]
+def dump_signed(tree: Mapping[str, Any], recurring: Collection[str] = ()) -> bytes:
+    """Encode an object and append the digest of its bytes as the last key.
+
+    Args:
+        tree: The object.
+        recurring: Keys of objects of plain values which are those of another tree, mostly: their
+            text is kept.
+    """
+    texts = (
+        f"{_ENCODER.encode(key)}:{_kept_text(value) if key in recurring else _text(value)}"
+        for key, value in sorted(tree.items())
+    )
+    body = f"{{{','.join(texts)}".encode()
     return body + _SEAL + bytes_digest(body).encode() + b'"}'
+
+
+def _text(value: Any) -> str:
+    return _ENCODER.encode(_exact(value))
+
+
+_texts: dict[bytes, str] = {}
+_KEPT_TEXTS = 256
+
+
+def _kept_text(value: Any) -> str:
+    try:
+        content = marshal.dumps(value, PLAIN_MARSHAL)
+    except ValueError:
+        return _text(value)
+    found = _texts.get(content)
+    if found is None:
+        if len(_texts) >= _KEPT_TEXTS:
+            _texts.clear()
+        found = _texts[content] = _text(value)
+    return found
 
 
 def load_signed(data: bytes, where: str) -> dict[str, Any]:
@@ -93,6 +125,9 @@ def read_float(text: object) -> float:
     raise ValueError(f"{text!r} is no number")
 
 
+_ENCODER = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+)
 _AS_THEY_ARE = frozenset((str, int, bool, type(None)))
 
 

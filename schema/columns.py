@@ -100,7 +100,15 @@ class Table:
 
     def having(self, *roles: Role) -> tuple[Column, ...]:
         """Columns with one of these roles, in declared order."""
-        return tuple(column for column in self.columns if column.role in roles)
+        found = self._having.get(roles)
+        if found is None:
+            found = tuple(column for column in self.columns if column.role in roles)
+            self._having[roles] = found
+        return found
+
+    @cached_property
+    def _having(self) -> dict[tuple[Role, ...], tuple[Column, ...]]:
+        return {}
 
 
 def _value_bytes(column_type: pa.DataType) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
+from trajreplay.schema.canonical import PLAIN_MARSHAL
 from trajreplay.schema.contracts import StageContract
 from trajreplay.schema.identity import CaptureKey, ParallelCoordinates, ResumePoint
 from trajreplay.schema.policy import Tolerance
@@ -16,7 +17,6 @@ from trajreplay.schema.tables import ROW_TABLES
 
 SCOPES = ("sample", "micro_batch", "rank", "global")
 REDUCTIONS = ("sum", "mean", "weighted-mean")
-PLAIN_MARSHAL = 2  # without references between equal objects: equal trees become equal bytes
 
 
 class Deferred:

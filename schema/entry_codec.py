@@ -20,13 +20,14 @@ from trajreplay.schema.tables import FORMAT_VERSION
 STATUSES = ("complete", "dropped")
 _FIELDS = tuple(one.name for one in fields(Entry))
 _FILE_FIELDS = tuple(one.name for one in fields(DataFile))
+_RECURRING = ("contracts", "settings_tree")  # of all captures of a run, mostly
 _KEPT_TREES = 256
 _PLACE = ("path", "bytes", "footer", "first_row_group", "row_groups", "first_row", "digest")
 
 
 def dump_entry(entry: Entry) -> bytes:
     """The entry as the bytes of its file."""
-    return dump_signed(_tree(entry))
+    return dump_signed(_tree(entry), _RECURRING)
 
 
 def same_content(left: Entry, right: Entry) -> bool:
@@ -81,7 +82,7 @@ def _content(entry: Entry) -> bytes:
     for file in tree["files"]:
         for name in _PLACE:
             del file[name]
-    return dump_signed(tree)
+    return dump_signed(tree, _RECURRING)
 
 
 def _tree(entry: Entry) -> dict[str, Any]:

@@ -10,10 +10,9 @@ from types import MappingProxyType
 from typing import Any
 
 from trajreplay.schema import exact
-from trajreplay.schema.canonical import read_float
+from trajreplay.schema.canonical import PLAIN_MARSHAL, read_float
 from trajreplay.schema.contracts import StageContract
 from trajreplay.schema.entry import (
-    PLAIN_MARSHAL,
     REDUCTIONS,
     SCOPES,
     ColumnSeal,

@@ -29,7 +29,14 @@ from trajreplay.schema.shards import row_places, shard_lengths
 from trajreplay.schema.store import Store
 from trajreplay.schema.tables import SAMPLE_TABLES
 from trajreplay.writer.attempts import reserve_attempt
-from trajreplay.writer.commit import TableRows, commit_entry, commit_rows, sweep_once
+from trajreplay.writer.commit import (
+    Prepared,
+    TableRows,
+    commit_entry,
+    commit_rows,
+    prepare_rows,
+    sweep_once,
+)
 from trajreplay.writer.draft import make_draft, make_origin
 from trajreplay.writer.encode import ListColumn, encode_column, tensor_column
 from trajreplay.writer.outputs import PerField, make_outputs, wrong_counts
@@ -100,10 +107,7 @@ class CaptureBuilder:
         self._checked = False  # nothing was handed over since it was found to be whole
 
     def __enter__(self) -> Self:
-        sweep_once(self._store)
-        key = self.key
-        record = reserve_attempt(self._store, key.run_id, key.attempt, self._resumed_from)
-        self._draft = replace(self._draft, resumed_from=record.resumed_from)
+        self._reserve()
         return self
 
     def __exit__(
@@ -295,6 +299,15 @@ class CaptureBuilder:
             )
         self._checked = True
 
+    def prepare(self) -> Prepared:
+        """What leaving the block would commit, for several captures to be committed together.
+
+        Raises:
+            CaptureError: As of `check`; or the attempt is recorded otherwise.
+        """
+        self._reserve()
+        return self._prepared()
+
     def drop(self, reason: str) -> None:
         """Commit, instead of the data, that this capture was given up, and why."""
         self._dropped = reason
@@ -321,16 +334,26 @@ class CaptureBuilder:
         problems += self._routes.problems(total, ids)
         return problems + wrong_counts(self._outputs.values(), len(ids))
 
+    def _reserve(self) -> None:
+        """Record the attempt, or join it."""
+        sweep_once(self._store)
+        key = self.key
+        record = reserve_attempt(self._store, key.run_id, key.attempt, self._resumed_from)
+        self._draft = replace(self._draft, resumed_from=record.resumed_from)
+
     def _commit(self) -> Entry:
         if self._dropped is not None:
             key = self.key._replace(part=DROPPED)
             dropped = replace(self._draft, key=key, status="dropped", reason=self._dropped)
             return commit_entry(self._store, dropped)
+        return commit_rows(self._store, self._prepared())
+
+    def _prepared(self) -> Prepared:
         self.check()
         entry = replace(self._draft, origins=self._origins, outputs=tuple(self._outputs.values()))
         samples = self._samples
         if samples is None or not samples.rows:
-            return commit_entry(self._store, entry)
+            return Prepared(entry)
         entry = replace(entry, sources=samples.sources, tokens=int(samples.response_length.sum()))
         columns = samples.columns(self.key, self._table) | {
             name: one for name, one in self._tensors.items() if not one.all_null
@@ -339,4 +362,4 @@ class CaptureBuilder:
         source_dtypes |= samples.source_dtypes
         tables = [TableRows(self._table, columns, samples.rows, source_dtypes)]
         tables += self._routes.rows(samples.sample_ids)
-        return commit_rows(self._store, entry, *tables)
+        return prepare_rows(entry, *tables)

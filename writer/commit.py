@@ -15,6 +15,7 @@ from trajreplay.schema.errors import CaptureError
 from trajreplay.schema.layout import data_path, entry_path
 from trajreplay.schema.publish import remove_if_there
 from trajreplay.schema.store import Store, now_us
+from trajreplay.schema.tables import TABLES
 from trajreplay.writer.encode import ListColumn
 from trajreplay.writer.parquet import build_table, seal_columns, write_table
 
@@ -39,25 +40,42 @@ class TableRows:
     source_dtypes: Mapping[str, str] = field(default_factory=dict)
 
 
-def commit_rows(store: Store, entry: Entry, *tables: TableRows) -> Entry:
-    """Commit a capture with rows.
+@dataclass(frozen=True)
+class Prepared:
+    """A capture whose content is known and checked, and of which nothing is written yet.
 
     Args:
-        store: The lake.
+        entry: Its entry; where its files will be is open.
+        tables: The rows of each of its files.
+    """
+
+    entry: Entry
+    tables: tuple[pa.Table, ...] = ()
+
+    @property
+    def value_bytes(self) -> int:
+        """About what its rows take in memory."""
+        return sum(map(value_bytes, self.entry.files))
+
+
+def value_bytes(file: DataFile) -> int:
+    """About what the values in a data file take in memory."""
+    table = TABLES[file.table]
+    return sum(seal.values * table[name].value_bytes for name, seal in file.columns.items())
+
+
+def prepare_rows(entry: Entry, *tables: TableRows) -> Prepared:
+    """Lay the rows of a capture out, and digest them.
+
+    Args:
         entry: Everything of the entry but its files.
         tables: Its rows, a file each.
-
-    Returns:
-        The entry in the lake: this one, or an equal one that was there.
-
-    Raises:
-        CaptureError: The key is taken by other content, or the entry is too large.
     """
     laid = [build_table(one.table, one.columns, one.rows) for one in tables]
     drafts = tuple(
         DataFile(
             table=one.table.name,
-            path=data_path(entry.key, one.table.name),
+            path="",
             bytes=0,
             footer="",
             digest="",
@@ -69,33 +87,49 @@ def commit_rows(store: Store, entry: Entry, *tables: TableRows) -> Entry:
         )
         for one, (data, row_groups) in zip(tables, laid, strict=True)
     )
-    entry = replace(entry, files=drafts)
-    if (existing := _existing(store, entry)) is not None:
+    return Prepared(replace(entry, files=drafts), tuple(data for data, _ in laid))
+
+
+def commit_rows(store: Store, prepared: Prepared) -> Entry:
+    """Commit a capture.
+
+    Args:
+        store: The lake.
+        prepared: The capture.
+
+    Returns:
+        The entry in the lake: this one, or an equal one that was there.
+
+    Raises:
+        CaptureError: The key is taken by other content, or the entry is too large.
+    """
+    entry = prepared.entry
+    if not entry.files:
+        return commit_entry(store, entry)
+    if (existing := existing_entry(store, entry)) is not None:
         return existing
     written: list[DataFile] = []
     try:
-        for draft, one, (data, row_groups) in zip(drafts, tables, laid, strict=True):
-            written.append(_placed(store, draft, one.table, data, row_groups))
+        for draft, data in zip(entry.files, prepared.tables, strict=True):
+            written.append(_placed(store, entry, draft, data))
     except BaseException:
         _remove(store, written)
         raise
     committed = commit_entry(store, replace(entry, files=tuple(written)))
-    if committed.files[0].path != drafts[0].path:  # another writer was first, with the same content
+    if committed.files[0].path != written[0].path:  # another was first, with the same content
         _remove(store, written)
     return committed
 
 
-def _placed(
-    store: Store, draft: DataFile, table: Table, data: pa.Table, row_groups: tuple[int, ...]
-) -> DataFile:
+def _placed(store: Store, entry: Entry, draft: DataFile, data: pa.Table) -> DataFile:
     """Write one file of a capture, and say what it came to."""
-    temporary = store.temporary()
+    path, temporary = data_path(entry.key, draft.table), store.temporary()
     try:
-        size, footer, digest = write_table(temporary, table, data, row_groups)
-        store.place(temporary, draft.path)
+        size, footer, digest = write_table(temporary, TABLES[draft.table], data, draft.row_groups)
+        store.place(temporary, path)
     finally:
         remove_if_there(temporary)
-    return replace(draft, bytes=size, footer=footer, digest=digest)
+    return replace(draft, path=path, bytes=size, footer=footer, digest=digest)
 
 
 def _remove(store: Store, files: Iterable[DataFile]) -> None:
@@ -115,11 +149,10 @@ def commit_entry(store: Store, entry: Entry) -> Entry:
     entry = replace(entry, created_us=now_us())
     path = entry_path(entry.key)
     try:
-        data = dump_entry(entry)
-        _refuse_large(entry, len(data))
+        data = entry_bytes(entry)
         if store.publish_if_absent(path, data):
             return entry
-        existing = _existing(store, entry)
+        existing = existing_entry(store, entry)
     except CaptureError:
         _remove(store, entry.files)
         raise
@@ -139,8 +172,12 @@ def sweep_once(store: Store) -> None:
         store.sweep(SWEEP_AFTER_S)
 
 
-def _existing(store: Store, entry: Entry) -> Entry | None:
-    """The entry that holds this key, if any, and only if it is a commit of the same content."""
+def existing_entry(store: Store, entry: Entry) -> Entry | None:
+    """The entry that holds this key, if any.
+
+    Raises:
+        CaptureError: It is not a commit of the same content.
+    """
     path = entry_path(entry.key)
     if not store.exists(path):
         return None
@@ -184,9 +221,17 @@ def _facts(entry: Entry) -> dict[str, object]:
     return facts
 
 
-def _refuse_large(entry: Entry, size: int) -> None:
-    if size > MAX_BYTES:
+def entry_bytes(entry: Entry) -> bytes:
+    """The bytes of an entry's file.
+
+    Raises:
+        CaptureError: No reader would take as many.
+    """
+    data = dump_entry(entry)
+    if len(data) > MAX_BYTES:
         raise CaptureError(
-            f"capture of {entry.key}: its entry takes {size} bytes, expected at most {MAX_BYTES}",
+            f"capture of {entry.key}: its entry takes {len(data)} bytes, expected at most "
+            f"{MAX_BYTES}",
             hint="Record fewer scalars per sample or micro-batch, or split the capture.",
         )
+    return data

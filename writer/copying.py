@@ -18,7 +18,7 @@ from trajreplay.schema.policy import Redaction
 from trajreplay.schema.publish import remove_if_there, write_synced
 from trajreplay.schema.store import Store
 from trajreplay.schema.tables import TABLES
-from trajreplay.writer.commit import TableRows, commit_rows
+from trajreplay.writer.commit import TableRows, commit_rows, prepare_rows
 
 
 def copy_capture(
@@ -132,7 +132,7 @@ def _rewritten(
     changed = {name: rule for name, rule in rules.items() if entry.redaction.get(name) != rule}
     redaction = Redaction(changed)
     tables = [_redacted(file, contents[file.path], redaction) for file in entry.files]
-    copied = commit_rows(target, replace(entry, redaction=rules), *tables)
+    copied = commit_rows(target, prepare_rows(replace(entry, redaction=rules), *tables))
     for file, copy in zip(entry.files, copied.files, strict=True):
         kept = {one.name for one in TABLES[file.table].columns if one.role != "text"}
         for name in kept & set(file.columns):

@@ -17,7 +17,7 @@ from trajreplay.schema.settings import Settings
 from trajreplay.schema.store import Store, now_us
 from trajreplay.schema.tables import EVENTS
 from trajreplay.writer.attempts import reserve_attempt
-from trajreplay.writer.commit import TableRows, commit_rows
+from trajreplay.writer.commit import Prepared, TableRows, commit_rows, prepare_rows
 from trajreplay.writer.draft import make_draft
 
 
@@ -64,6 +64,25 @@ def commit_events(
         CaptureError: There is no event, or the key is taken by other content.
         SchemaError: The key is of another kind.
     """
+    return commit_rows(store, prepare_events(store, key, events, expected_ranks, producer))
+
+
+def prepare_events(
+    store: Store,
+    key: CaptureKey,
+    events: Sequence[Event],
+    expected_ranks: Sequence[int] | None,
+    producer: ProducerInfo | None,
+) -> Prepared:
+    """Events as a capture, of which nothing is written but the record of its attempt.
+
+    Args:
+        store: As of `commit_events`; likewise the rest, and what is raised.
+        key: Their capture.
+        events: At least one.
+        expected_ranks: Ranks that capture events of the same place.
+        producer: The program that captures.
+    """
     if key.kind != "events" or not events:
         raise CaptureError(
             f"capture of {key}: {len(events)} events of kind {key.kind}, expected some of events"
@@ -99,4 +118,4 @@ def commit_events(
         if any(value is not None for value in found)
     }
     entry = replace(draft, resumed_from=record.resumed_from)
-    return commit_rows(store, entry, TableRows(EVENTS, columns, len(events)))
+    return prepare_rows(entry, TableRows(EVENTS, columns, len(events)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -16,7 +17,7 @@ from trajreplay.schema.columns import Column, Table
 from trajreplay.schema.digest import column_digest
 from trajreplay.schema.entry import ColumnSeal
 from trajreplay.schema.filedigest import file_digest, footer_digest
-from trajreplay.schema.lists import elements, non_finite, of_content, small_content
+from trajreplay.schema.lists import buffer_bytes, elements, non_finite, of_content, small_content
 from trajreplay.schema.tables import EXPERT_LISTS
 from trajreplay.writer.encode import ListColumn
 from trajreplay.writer.flatten import Array
@@ -51,42 +52,84 @@ def build_table(
     return pa.Table.from_batches(batches, schema=_schema(present)), sizes
 
 
-def write_table(
-    path: str, table: Table, data: pa.Table, row_groups: Sequence[int]
-) -> tuple[int, str, str]:
-    """Write a table to a new file and make it durable.
+class DataFileWriter:
+    """A data file that is being written: row groups one after the other, durable once closed.
 
-    Returns:
-        Its size, the digest of its footer, and the digest of all its bytes.
+    Args:
+        path: A new file.
+        table: The declared table.
+        schema: Those of its columns that the file has, in declared order.
     """
-    names = set(data.column_names)
-    present = [column for column in table.columns if column.name in names]
-    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o644)
-    with os.fdopen(descriptor, "wb") as file:
-        with pq.ParquetWriter(
-            file,
-            data.schema,
+
+    def __init__(self, path: str, table: Table, schema: pa.Schema) -> None:
+        names = set(schema.names)
+        present = [column for column in table.columns if column.name in names]
+        flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC
+        self._file = os.fdopen(os.open(path, flags, 0o644), "wb")
+        self._writer = pq.ParquetWriter(
+            self._file,
+            schema,
             compression="lz4",
             use_dictionary=[_leaf(one) for one in present if _repeats(one)],
             write_statistics=[one.name for one in present if one.role == "key"],
             data_page_size=_PAGE_BYTES,
             write_batch_size=_BATCH_VALUES,
             store_schema=False,
-        ) as writer:
-            start = 0
-            for rows in row_groups:
-                writer.write_table(data.slice(start, rows), row_group_size=max(rows, 1))
-                start += rows
-        file.flush()
-        os.fsync(file.fileno())
-        size = os.fstat(descriptor).st_size
-        return size, footer_digest(descriptor, size), file_digest(descriptor)
+        )
+        self._groups = 0
+
+    def add(self, data: pa.Table, row_groups: Sequence[int]) -> int:
+        """Write the rows of a capture; returns the number of its first row group."""
+        first, start = self._groups, 0
+        for rows in row_groups:
+            self._writer.write_table(data.slice(start, rows), row_group_size=max(rows, 1))
+            start += rows
+        self._groups += len(row_groups)
+        return first
+
+    def close(self) -> tuple[int, str, str]:
+        """Finish the file and make it durable.
+
+        Returns:
+            Its size, the digest of its footer, and the digest of all its bytes.
+        """
+        with self._file as file:
+            self._writer.close()
+            file.flush()
+            descriptor = file.fileno()
+            os.fsync(descriptor)
+            size = os.fstat(descriptor).st_size
+            return size, footer_digest(descriptor, size), file_digest(descriptor)
+
+    def abandon(self) -> None:
+        """Leave the file as far as it came, which nobody will read."""
+        if not self._file.closed:
+            with contextlib.suppress(OSError, pa.ArrowException), self._file:
+                self._writer.close()
+
+
+def write_table(
+    path: str, table: Table, data: pa.Table, row_groups: Sequence[int]
+) -> tuple[int, str, str]:
+    """Write a table to a new file and make it durable.
+
+    Returns:
+        As `DataFileWriter.close`.
+    """
+    writer = DataFileWriter(path, table, data.schema)
+    try:
+        writer.add(data, row_groups)
+        return writer.close()
+    except BaseException:
+        writer.abandon()
+        raise
 
 
 def seal_columns(data: pa.Table, source_dtypes: Mapping[str, str]) -> dict[str, ColumnSeal]:
     """Digest and counts of every column of a table."""
     return {
-        name: seal_column(data.column(name), source_dtypes.get(name)) for name in data.column_names
+        name: seal_column(column, source_dtypes.get(name))
+        for name, column in zip(data.column_names, data.itercolumns(), strict=True)
     }
 
 
@@ -155,7 +198,7 @@ def _row_groups(columns: Sequence[Any], rows: int) -> list[int]:
 
 
 def _raw_bytes(column: pa.Array | ListColumn) -> int:
-    return int(column.values.nbytes if isinstance(column, ListColumn) else column.nbytes)
+    return int(column.values.nbytes if isinstance(column, ListColumn) else buffer_bytes(column))
 
 
 def _byte_ends(column: pa.Array | ListColumn) -> Array | None:

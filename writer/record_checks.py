@@ -34,6 +34,7 @@ _TEXTS = ("prompt", "response", "label", "tool_output")
 _TEXT_TYPES = frozenset((str, type(None)))
 _texts_of = attrgetter(*_TEXTS)
 _PLAIN_ID_CHARACTERS = 42  # percent-encoding takes three bytes a character, an id has 128
+_SPECIAL = frozenset((".", ".."))  # names that file systems keep for themselves
 
 
 def check_records(records: Any) -> list[SampleRecord]:
@@ -107,7 +108,7 @@ def all_none(values: list[Any]) -> bool:
 def _id_problems(values: dict[str, list[Any]]) -> list[str]:
     problems = []
     for name in IDS:
-        if name != "sample_id" and all_none(values[name]):
+        if (name != "sample_id" and all_none(values[name])) or _all_plain(values[name]):
             continue
         for row, value in enumerate(values[name]):
             if _is_plain(value) or (value is None and name != "sample_id"):
@@ -119,6 +120,21 @@ def _id_problems(values: dict[str, list[Any]]) -> list[str]:
     return problems
 
 
+def _all_plain(values: list[Any]) -> bool:
+    """Whether all ids pass every check at a glance."""
+    if set(map(type, values)) != {str}:
+        return False
+    together = "".join(values)
+    lengths = set(map(len, values))
+    return (
+        together.isascii()
+        and together.isprintable()
+        and min(lengths) > 0
+        and max(lengths) <= _PLAIN_ID_CHARACTERS
+        and _SPECIAL.isdisjoint(values)
+    )
+
+
 def _is_plain(value: object) -> bool:
     """Whether an id passes every check at a glance, as nearly all do."""
     return (
@@ -126,7 +142,7 @@ def _is_plain(value: object) -> bool:
         and 0 < len(value) <= _PLAIN_ID_CHARACTERS
         and value.isascii()
         and value.isprintable()
-        and value not in (".", "..")
+        and value not in _SPECIAL
     )
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 from trajreplay.capture.importers.registry import ImportOptions
 from trajreplay.schema.bundles.record import CaptureRecord, EventRecord
 from trajreplay.schema.bundles.tensors import TensorValue
-from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import CaptureError
 from trajreplay.schema.identity import make_key
 from trajreplay.schema.store import Store
-from trajreplay.writer import CaptureBuilder, Event, commit_events
+from trajreplay.writer import CaptureBuilder, Event
+from trajreplay.writer.commit import Prepared
+from trajreplay.writer.events import prepare_events
 
 
 def builders_of(
@@ -55,25 +56,17 @@ def _check_keys(builders: Sequence[CaptureBuilder | EventBlock]) -> None:
 
 
 class EventBlock:
-    """A block that commits the events of one rank when it is left, as a builder does samples."""
+    """The events of one rank as a capture, as a builder has its samples."""
 
     def __init__(self, store: Store, record: EventRecord, attempt: int) -> None:
         self.key = make_key(record.run_id, attempt, "events", None, None, record.rank)
-        self.entry: Entry | None = None
         self._store, self._record = store, record
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.entry = commit_events(
-                self._store,
-                self.key,
-                [Event(**vars(one)) for one in self._record.events],
-                expected_ranks=self._record.expected_ranks,
-                producer=self._record.producer,
-            )
+    def prepare(self) -> Prepared:
+        """What is to be committed."""
+        record = self._record
+        events = [Event(**vars(one)) for one in record.events]
+        return prepare_events(self._store, self.key, events, record.expected_ranks, record.producer)
 
 
 def _builder(store: Store, record: CaptureRecord, options: ImportOptions) -> CaptureBuilder:

@@ -1,128 +1,183 @@
-"""Captures of one source, committed together: all data is in place before any is visible."""
+"""Sources of an import, committed: all data of some is in place before any of it is visible."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections import deque
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Self
 
-from trajreplay.capture.importers.building import EventBlock
-from trajreplay.capture.importers.report import IMPORTED, UNCHANGED
+from trajreplay.capture.importers.report import IMPORTED, PARTIAL, UNCHANGED, ImportedSource
 from trajreplay.schema.canonical import MAX_BYTES
 from trajreplay.schema.entry import Entry
-from trajreplay.schema.entry_codec import decode_all, load_entry, same_content
-from trajreplay.schema.errors import CaptureError
+from trajreplay.schema.entry_codec import load_entry, same_content
+from trajreplay.schema.errors import CaptureError, TrajReplayError
 from trajreplay.schema.identity import CaptureKey
 from trajreplay.schema.layout import entry_path
-from trajreplay.schema.store import Listed, Store
-from trajreplay.writer import CaptureBuilder
+from trajreplay.schema.store import Store, now_us
+from trajreplay.writer.commit import Prepared, entry_bytes, existing_entry
+from trajreplay.writer.sharing import FILE_BYTES, FILE_CAPTURES, SharedFiles
+
+_AHEAD = 2  # sources that are read and not yet written
+_AGAIN = "Import it again once the lake can be written: what is there stays, and the rest is added."
 
 
-class HeldBack:
-    """A lake whose new entries become visible when `publish` is called, one after the other.
+@dataclass
+class Source:
+    """One source, read and checked whole.
+
+    Args:
+        result: What the report will say of it.
+        counts: Samples and tokens of each of its captures.
+        prepare: Lays its captures out, in the order in which they become visible.
+    """
+
+    result: ImportedSource
+    counts: dict[CaptureKey, tuple[int, int]] = field(default_factory=dict)
+    prepare: Callable[[], list[Prepared]] = list
+
+    def tell(self, keys: Collection[CaptureKey] | None = None) -> None:
+        """Say in the report which captures were taken: all of them, or those given."""
+        result = self.result
+        for key, (samples, tokens) in self.counts.items():
+            if keys is None or key in keys:
+                place = key.run_id, key.attempt, key.rollout_id, key.step_id, key.rank
+                result.captures.append(place)
+                result.samples += samples
+                result.tokens += tokens
+
+    def fail(self, error: TrajReplayError | OSError, store: Store) -> None:
+        """Say in the report why nothing of it was taken."""
+        told = not_writable(store, error) if isinstance(error, OSError) else error
+        self.result.problem, self.result.hint = told.message, told.hint
+
+
+def not_writable(store: Store, error: OSError) -> CaptureError:
+    """What to say where a lake cannot be written."""
+    return CaptureError(
+        f"{store} cannot be written: {error}",
+        hint="Make room, or make the folder writable, and import it again.",
+    )
+
+
+@dataclass
+class _Waiting:
+    """A source whose data is written: keys that the lake has, and where its other entries are."""
+
+    source: Source
+    known: set[CaptureKey]
+    places: list[int] = field(default_factory=list)
+
+
+class Committing:
+    """Commits sources, some together: their captures share data files.
+
+    What is there with other content is refused before anything of its source is visible. Entries
+    are published rank by rank: until the last rank, every rollout and step of several is
+    incomplete, so that an import that was killed meanwhile is no pass. Every entry is of a
+    whole capture, and an import that is done again adds those that are missing.
 
     Args:
         store: The lake.
-        strict: Whether entries are read back whole before any of them is visible: those made of
-            another package's records, which may hold what no reader takes.
-
-    Attributes:
-        published: The captures that became visible.
     """
 
-    def __init__(self, store: Store, *, strict: bool = False) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._strict = strict
-        self._expected: dict[str, CaptureKey] = {}
-        self._entries: dict[str, bytes] = {}
-        self._placed: dict[str, None] = {}
-        self.published: set[CaptureKey] = set()
+        self._files = SharedFiles(store)
+        self._waiting: list[_Waiting] = []
+        self._keys: set[CaptureKey] = set()
+        self._size = 0
 
-    def __str__(self) -> str:
-        return str(self._store)
+    def add(self, source: Source) -> None:
+        """Write the data of a source; it is visible after `flush` at the latest."""
+        try:
+            captures = source.prepare()
+        except (TrajReplayError, OSError) as error:
+            source.fail(error, self._store)
+            return
+        finally:
+            source.prepare = list  # what it was read into is needed no more
+        size = sum(one.value_bytes for one in captures)
+        full = len(self._keys) + len(captures) > FILE_CAPTURES
+        twice = not self._keys.isdisjoint(source.counts)
+        if full or twice or self._size + size > FILE_BYTES:
+            self.flush()
+        try:
+            there = [existing_entry(self._store, one.entry) for one in captures]
+            missing = [one for one, found in zip(captures, there, strict=True) if found is None]
+            for one in missing:
+                entry_bytes(one.entry)
+        except (TrajReplayError, OSError) as error:
+            source.fail(error, self._store)
+            return
+        if not missing:
+            source.result.status = UNCHANGED
+            source.tell()
+            return
+        self._keys.update(source.counts)
+        self._size += size
+        known = set(source.counts) - {one.entry.key for one in missing}
+        waiting = _Waiting(source, known)
+        self._waiting.append(waiting)
+        try:
+            waiting.places += [self._files.add(one) for one in missing]
+        except OSError as error:
+            self._give_up(error)
 
-    @property
-    def folder(self) -> Path | None:
-        """The folder that it is, if it is one."""
-        return self._store.folder
+    def flush(self) -> None:
+        """Make all sources that wait visible, one after the other."""
+        waiting = self._waiting
+        if not waiting:
+            return
+        try:
+            entries = self._files.place()
+        except OSError as error:
+            self._give_up(error)
+            return
+        named: set[str] = set()
+        try:
+            for one in waiting:
+                self._publish(one, [entries[at] for at in one.places], named)
+        finally:
+            for path in self._files.paths:
+                if path not in named:
+                    self._store.remove(path)
+            self._begin()
 
-    def open(self, path: str) -> int:
-        """As of the lake."""
-        return self._store.open(path)
+    def _publish(self, one: _Waiting, entries: list[Entry], named: set[str]) -> None:
+        """Make one source visible.
 
-    def read(self, path: str, limit_bytes: int) -> bytes:
-        """As of the lake."""
-        return self._store.read(path, limit_bytes)
-
-    def exists(self, path: str) -> bool:
-        """As of the lake."""
-        return self._store.exists(path)
-
-    def list(self, prefix: str) -> Iterator[Listed]:
-        """As of the lake."""
-        return self._store.list(prefix)
-
-    def temporary(self) -> str:
-        """As of the lake."""
-        return self._store.temporary()
-
-    def place(self, temporary: str, path: str) -> None:
-        """As of the lake; the file is remembered until its entry is visible."""
-        self._placed[path] = None
-        self._store.place(temporary, path)
-
-    def publish_if_absent(self, path: str, data: bytes) -> bool:
-        """Hold an entry back; anything else is published at once."""
-        if path not in self._expected:
-            return self._store.publish_if_absent(path, data)
-        if self._store.exists(path):
-            return False
-        if self._strict:
-            decode_all(load_entry(data, path))
-        self._entries[path] = data
-        return True
-
-    def remove(self, path: str) -> None:
-        """As of the lake."""
-        self._placed.pop(path, None)
-        self._store.remove(path)
-
-    def sweep(self, older_than_s: float) -> int:
-        """As of the lake."""
-        return self._store.sweep(older_than_s)
-
-    def hold(self, keys: Sequence[CaptureKey]) -> None:
-        """Hold the entries of these captures back from now on."""
-        self._expected = {entry_path(key): key for key in keys}
-
-    def publish(self) -> None:
-        """Make what was held back visible.
-
-        Raises:
-            CaptureError: Another program committed one of them meanwhile, with other content; or
-                the lake cannot be written, and `published` says how far it came.
+        Args:
+            one: The source.
+            entries: Those of its captures that the lake lacked.
+            named: Files that a visible entry names; those of its entries are added.
         """
-        for path, data in self._entries.items():
-            entry = load_entry(data, path)
-            try:
-                created = self._store.publish_if_absent(path, data)
-            except OSError as error:
-                if self._store.exists(path):  # it failed once the name was given
-                    self._seen(entry)
-                raise CaptureError(
-                    f"{self._store} cannot be written: {error}",
-                    hint="Make room, or make the folder writable, and import it again.",
-                ) from error
-            if created:
-                self._seen(entry)
-            else:
-                self._check_same(entry, path)
+        source, there = one.source, one.known
+        try:
+            for entry in entries:
+                if self._created(entry):
+                    named.update(file.path for file in entry.files)
+                there.add(entry.key)
+        except (TrajReplayError, OSError) as error:
+            source.fail(error, self._store)
+            # A reply may be lost once the name was given.
+            if not isinstance(error, TrajReplayError) and self._holds(entry):
+                named.update(file.path for file in entry.files)
+                there.add(entry.key)
+            if there:
+                source.result.status, source.result.hint = PARTIAL, _AGAIN
+                source.tell(there)
+        else:
+            source.result.status = IMPORTED
+            source.tell()
 
-    def _seen(self, entry: Entry) -> None:
-        self.published.add(entry.key)
-        for file in entry.files:
-            self._placed.pop(file.path, None)
-
-    def _check_same(self, entry: Entry, path: str) -> None:
+    def _created(self, entry: Entry) -> bool:
+        """Publish an entry; whether no other program had published an equal one."""
+        entry = replace(entry, created_us=now_us())
+        path = entry_path(entry.key)
+        if self._store.publish_if_absent(path, entry_bytes(entry)):
+            return True
         if not same_content(load_entry(self._store.read(path, MAX_BYTES), path), entry):
             raise CaptureError(
                 f"{path}: {entry.key} was committed by another program meanwhile, with other "
@@ -130,37 +185,65 @@ class HeldBack:
                 hint="Import a run once, or give the second one its own --run.",
                 path=path,
             )
+        return False
 
-    def clear(self) -> None:
-        """Remove the data of what did not become visible."""
-        for path in list(self._placed):
-            self.remove(path)
+    def _holds(self, entry: Entry) -> bool:
+        """Whether the lake has an entry, with its files."""
+        path = entry_path(entry.key)
+        try:
+            found = load_entry(self._store.read(path, MAX_BYTES), path)
+        except TrajReplayError:
+            return False
+        return [one.path for one in found.files] == [one.path for one in entry.files]
+
+    def _give_up(self, error: OSError) -> None:
+        for one in self._waiting:
+            one.source.fail(error, self._store)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Leave nothing of the sources that wait."""
+        self._files.abandon()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._files = SharedFiles(self._store)
+        self._waiting, self._keys, self._size = [], set(), 0
 
 
-def committed(held: HeldBack, builders: Sequence[CaptureBuilder | EventBlock]) -> str:
-    """Commit the captures of one source.
+class CommittingBehind:
+    """Commits sources by a thread, so that others are read meanwhile.
 
-    What is there with other content is refused before anything is visible. Entries are published
-    rank by rank: until the last rank, every rollout and step of several is incomplete, so that an
-    import that was killed meanwhile is no pass, and one that is done again completes it.
+    All that were added are committed when the block is left; on an error in it, or one that is no
+    fault of a source, those whose data is not in place leave nothing.
 
     Args:
-        held: The lake that the builders write to.
-        builders: The captures.
-
-    Returns:
-        Whether they were imported, or all of them were there.
-
-    Raises:
-        CaptureError: One of them is there with other content, or the lake cannot be written.
+        store: The lake.
     """
-    there = [held.exists(entry_path(one.key)) for one in builders]
-    held.hold([one.key for one in builders])
-    try:
-        for one in sorted(builders, key=lambda one: (one.key.rank, one.key)):
-            with one:
-                pass
-        held.publish()
-    finally:
-        held.clear()
-    return UNCHANGED if all(there) else IMPORTED
+
+    def __init__(self, store: Store) -> None:
+        self._committing = Committing(store)
+        self._thread = ThreadPoolExecutor(1, "trajreplay-import")
+        self._added: deque[Future[None]] = deque()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        done = False
+        try:
+            if kind is None:
+                while self._added:
+                    self._added.popleft().result()
+                self._thread.submit(self._committing.flush).result()
+                done = True
+        finally:
+            self._thread.shutdown(cancel_futures=True)
+            if not done:
+                self._committing.abandon()
+
+    def add(self, source: Source) -> None:
+        """Hand a source over; waits while too many are read and not yet written."""
+        self._added.append(self._thread.submit(self._committing.add, source))
+        if len(self._added) > _AHEAD:
+            self._added.popleft().result()

@@ -5,23 +5,29 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
-from trajreplay.capture.importers.building import builders_of
-from trajreplay.capture.importers.committing import HeldBack, committed
+from trajreplay.capture.importers.building import EventBlock, builders_of
+from trajreplay.capture.importers.committing import (
+    CommittingBehind,
+    Source,
+)
 from trajreplay.capture.importers.foreign import unfit
 from trajreplay.capture.importers.named import NamedPath, named
 from trajreplay.capture.importers.registry import Importer, ImportOptions, refuse_objects
-from trajreplay.capture.importers.report import CHECKED, PARTIAL, ImportedSource, ImportReport
+from trajreplay.capture.importers.report import CHECKED, ImportedSource, ImportReport
 from trajreplay.schema.bundles.folder import noting_reads
 from trajreplay.schema.bundles.record import CaptureRecord, EventRecord
+from trajreplay.schema.entry_codec import decode_all, load_entry
 from trajreplay.schema.errors import CaptureError, TrajReplayError
-from trajreplay.schema.identity import CaptureKey
+from trajreplay.schema.layout import entry_path
 from trajreplay.schema.localstore import LocalStore
 from trajreplay.schema.store import Store
+from trajreplay.writer import CaptureBuilder
+from trajreplay.writer.commit import Prepared, entry_bytes
 
 _NOWHERE = LocalStore(os.devnull)  # for captures that are checked, and never committed
-_AGAIN = "Import it again once the lake can be written: what is there stays, and the rest is added."
 
 
 def import_files(
@@ -36,7 +42,8 @@ def import_files(
 
     Every source is read and checked whole, and its data is in place, before the first of its
     captures is visible; one that is refused leaves nothing, and the others are imported. Done
-    again, what is there stays as it is and what is missing is added.
+    again, what is there stays as it is and what is missing is added. While one is read, those
+    before it are written by a thread.
 
     Args:
         store: The lake; None to read and check without writing.
@@ -51,16 +58,24 @@ def import_files(
     """
     options = options or ImportOptions()
     report = ImportReport()
+    sources: dict[Path, NamedPath] = {}
     with ExitStack() as opened:
-        sources: dict[Path, NamedPath] = {}
         for path in paths:
             place = path if isinstance(path, NamedPath) else opened.enter_context(named(path))
             for source in _found(importer, place):
                 sources[source] = place
-        for done, (source, place) in enumerate(sources.items(), 1):
-            report.sources.append(_import_source(store, importer, source, place, options))
-            if progress is not None:
+        behind = None if store is None else opened.enter_context(CommittingBehind(store))
+        for done, (path, place) in enumerate(sources.items()):
+            if progress is not None and done:
                 progress(done, len(sources))
+            one = _read(store, importer, path, place, options)
+            report.sources.append(one.result)
+            if behind is not None and not one.result.problem:
+                behind.add(one)
+    for place, result in zip(sources.values(), report.sources, strict=True):
+        result.problem, result.hint = place.told(result.problem), place.told(result.hint)
+    if progress is not None:
+        progress(len(sources), len(sources))
     return report
 
 
@@ -75,43 +90,59 @@ def _found(importer: Importer, place: NamedPath) -> Iterator[Path]:
     return iter(found)
 
 
-def _import_source(
+def _read(
     store: Store | None,
     importer: Importer,
-    source: Path,
+    path: Path,
     place: NamedPath,
     options: ImportOptions,
-) -> ImportedSource:
-    result = ImportedSource(place.told(str(source)), importer.kind)
-    held = HeldBack(_NOWHERE if store is None else store, strict=bool(importer.origin))
-    taken: list[tuple[CaptureKey, CaptureRecord | EventRecord]] = []
+) -> Source:
+    """Read one source and check it whole; without captures where it is refused."""
+    result = ImportedSource(place.told(str(path)), importer.kind)
+    source = Source(result)
     try:
         with noting_reads() as files:
             try:
-                records = importer.read(source, options)
+                records = importer.read(path, options)
             finally:
                 result.files = [place.told(str(one)) for one in files] or [result.path]
         notes = dict.fromkeys(note for one in records for note in one.notes)
         result.notes = [place.told(one) for one in notes]
         with _refusing_unfit(importer):
-            builders = builders_of(held, records, options)
-            taken = [(one.key, record) for one, record in zip(builders, records, strict=True)]
-            result.status = CHECKED if store is None else committed(held, builders)
+            builders = builders_of(_NOWHERE if store is None else store, records, options)
+        source.prepare = partial(_prepared, importer, builders)
+        source.counts = {
+            one.key: _counted(record) for one, record in zip(builders, records, strict=True)
+        }
     except TrajReplayError as error:
-        result.problem, result.hint = place.told(error.message), place.told(error.hint)
+        result.problem, result.hint = error.message, error.hint
     except (OSError, MemoryError, RecursionError) as error:
-        what = f"{source} cannot be read: {str(error) or type(error).__name__}"
-        result.problem = place.told(what)
-    if result.problem:
-        taken = [one for one in taken if one[0] in held.published]
-        if taken:
-            result.status, result.hint = PARTIAL, _AGAIN
-    for key, record in taken:
-        result.captures.append((key.run_id, key.attempt, key.rollout_id, key.step_id, key.rank))
-        if isinstance(record, CaptureRecord):
-            result.samples += len(record.samples)
-            result.tokens += record.tokens
-    return result
+        result.problem = f"{path} cannot be read: {str(error) or type(error).__name__}"
+    else:
+        if store is None:
+            result.status = CHECKED
+            source.tell()
+    return source
+
+
+def _prepared(
+    importer: Importer, builders: Sequence[CaptureBuilder | EventBlock]
+) -> list[Prepared]:
+    """The captures of a source, in the order in which they become visible."""
+    ordered = sorted(builders, key=lambda one: (one.key.rank, one.key))
+    with _refusing_unfit(importer):
+        captures = [one.prepare() for one in ordered]
+        for one in captures if importer.origin else ():
+            # Records of another package may hold what no reader takes.
+            decode_all(load_entry(entry_bytes(one.entry), entry_path(one.entry.key)))
+    return captures
+
+
+def _counted(record: CaptureRecord | EventRecord) -> tuple[int, int]:
+    """Samples and tokens of a record."""
+    if isinstance(record, EventRecord):
+        return 0, 0
+    return len(record.samples), record.tokens
 
 
 @contextmanager
