@@ -28,6 +28,12 @@ FLAT = 0.01
 ROUNDED = 1.001
 # Samples of one length are compared each with each: so long, and no more than these.
 SHORTEST, MOST = 4, 512
+# Tokens that tell a sample from what is recorded as its own: one or two are near to those of some
+# other sample by chance.
+TELLING = 4
+# Samples of a length that are those of others, where they are no permutation: some of them may be
+# alike, but not so many of so many.
+MOVED, SHARE = 8, 0.5
 # Differences between samples that are in memory at once.
 AT_ONCE = 1 << 18
 
@@ -97,9 +103,8 @@ def _permuted(
     for which in ((sizes >= 2) & (sizes <= MOST)).nonzero()[0].tolist():
         length, rows = int(classes[which]), long[number == which]
         index = given.offsets[rows][:, None] + np.arange(length)
-        nearest = _nearest(first[index], second[index])
-        if len(set(nearest.values())) == len(nearest):
-            wrong += [(int(rows[at]), int(rows[best])) for at, best in nearest.items()]
+        moved = _moved(_nearest(first[index], second[index]), len(rows))
+        wrong += [(int(rows[at]), int(rows[best])) for at, best in moved.items()]
     if len(wrong) >= 2:
         row, source = wrong[0]
         name = given.table["sample_id"][source].as_py()
@@ -109,13 +114,27 @@ def _permuted(
         yield given.finding("sample.permuted", "error", message, sample=row)
 
 
+def _moved(nearest: dict[int, int], size: int) -> dict[int, int]:
+    """Those of some rows, each with the one that it is nearest to, that were moved about.
+
+    They are where they only changed places, or are too many of a length for chance.
+    """
+    if len({*nearest.values()}) == len(nearest) >= max(MOVED, SHARE * size):
+        return nearest
+    kept = nearest
+    while (closed := {*kept} & {*kept.values()}) != {*kept} | {*kept.values()}:
+        kept = {at: best for at, best in kept.items() if at in closed and best in closed}
+    return kept
+
+
 def _nearest(mine: Floats, theirs: Floats) -> dict[int, int]:
-    """Of rows that lie so much nearer to another row of the second than to their own: which.
+    """Of rows that lie so much nearer to one other row of the second than to any: which.
 
     A few tokens rule out nearly all: the gap over them is a part of the whole gap.
     """
     length = mine.shape[1]
-    own = np.abs(mine - theirs).mean(1)
+    apart = np.abs(mine - theirs)
+    own = np.where((apart > APART).sum(1) >= TELLING, apart.mean(1), 0.0)
     few = slice(None, None, max(1, length // 16))
     some, others = mine[:, few], theirs[:, few]
     near: dict[int, int] = {}
@@ -127,8 +146,8 @@ def _nearest(mine: Floats, theirs: Floats) -> dict[int, int]:
         maybe = least.min(1) * NEARER < own[part] * ROUNDED
         for row in (maybe.nonzero()[0] + start).tolist():
             gaps = np.abs(mine[row] - theirs).mean(1)
-            best = int(gaps.argmin())
-            if best != row and gaps[best] * NEARER < gaps[row]:
+            best, second = np.argpartition(gaps, 1)[:2].tolist()
+            if best != row and gaps[best] * NEARER < gaps[second]:
                 near[row] = best
     return near
 

@@ -15,6 +15,9 @@ from trajreplay.stages.report import Finding
 # Tokens that two samples, or two ranks, must share before that is no chance.
 ENOUGH = 8
 DOUBLED = 32
+# Two samples are one response by chance, or by a policy that is sure of it, where as many as these
+# are expected: as its log-probs say.
+RARE = 1e-3
 _WITNESSES = ("rollout_log_probs", "old_log_probs", "log_probs")
 # A reward below this is as good as 0.
 NOISE = 1e-5
@@ -60,10 +63,8 @@ def _duplicated(given: Columns, name: str) -> Iterator[Finding]:
         found = seen.setdefault(values[bounds[row] : bounds[row + 1]].tobytes(), row)
         if found != row:
             first_of[row] = found
-    twice = (first_of >= 0).nonzero()[0]
-    if not len(twice):
-        return
-    doubled = _doubled_rank(given, first_of)
+    rare = _rare(given, values)
+    doubled = _doubled_rank(given, first_of, rare)
     if doubled is not None:
         rank, other = doubled
         message = (
@@ -71,6 +72,9 @@ def _duplicated(given: Columns, name: str) -> Iterator[Finding]:
             "bit: a copy that counts twice; state its tensor rank, or shard the data"
         )
         yield given.finding("rank.doubled", "error", message)
+        return
+    twice = ((first_of >= 0) & rare).nonzero()[0]
+    if not len(twice):
         return
     row, source = int(twice[0]), int(first_of[twice[0]])
     message = (
@@ -94,14 +98,29 @@ def _alike(given: Columns, values: Floats) -> list[int]:
     return [row for row, key in zip(rows.tolist(), keys, strict=True) if counts[key] > 1]
 
 
-def _doubled_rank(given: Columns, first_of: np.ndarray) -> tuple[int, int] | None:
+def _rare(given: Columns, values: Floats) -> np.ndarray:
+    """(S,) Samples that a policy does not give twice among so many, by their log-probs."""
+    owner = np.arange(len(given.lengths)).repeat(given.lengths)
+    known = np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=0.0)
+    likely = np.bincount(owner, known, len(given.lengths))
+    return np.asarray(likely + math.log(max(len(likely), 1)) < math.log(RARE))
+
+
+def _doubled_rank(given: Columns, first_of: np.ndarray, rare: np.ndarray) -> tuple[int, int] | None:
+    """A rank all of whose samples are those of another, each of another one and in no group of it.
+
+    Samples of one prompt may be equal where the policy is sure, and lie on several ranks.
+    """
+    groups = given.groups if given.has("group_id") else np.arange(len(first_of))
     for rank in np.unique(given.ranks).tolist():
         mine = given.ranks == rank
         origins = first_of[mine]
         if int(given.lengths[mine].sum()) < DOUBLED or len(origins) < 2 or (origins < 0).any():
             continue
         others = np.unique(given.ranks[origins])
-        if len(others) == 1 and int(others[0]) != rank:
+        alone = len(np.unique(origins)) == len(origins)
+        shared = (groups[mine] == groups[origins]).any()
+        if alone and not shared and len(others) == 1 and int(others[0]) != rank:
             return rank, int(others[0])
     return None
 

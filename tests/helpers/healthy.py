@@ -22,6 +22,7 @@ from tests.helpers.cohorts import (
     capture,
     rank_sums,
 )
+from tests.helpers.healthy_composed import decide
 from tests.helpers.recordings import RECORDINGS
 from tests.helpers.trainer import STYLES, Arithmetic, Sample, Trainer
 from trajreplay import Lake, ParallelCoordinates
@@ -39,6 +40,8 @@ class Draw:
     def __post_init__(self) -> None:
         self.choose = random.Random(self.seed)
         self.numbers = np.random.default_rng(self.seed)
+        self.short = np.random.default_rng((1, self.seed))
+        self.decided = self.short.random() < 0.25
 
     def chance(self, probability: float) -> bool:
         """True that often."""
@@ -100,6 +103,8 @@ class Draw:
         values["old_log_probs"] = values["rollout_log_probs"] + drift[0].astype(np.float32) / 10
         values["ref_log_probs"] = values["old_log_probs"] + drift[1].astype(np.float32)
         values["log_probs"] = values["old_log_probs"] + drift[2].astype(np.float32)
+        if self.decided:
+            decide(values, [length], self.short)
         values["entropy"] = np.abs(columns[4])
         for name, held in values.items():
             sample.columns[name] = torch.from_numpy(held.astype(np.float32)).to(_DTYPES[dtype])

@@ -78,6 +78,7 @@ class Draw:
         self.hard = hard
         self.choose = random.Random(seed)
         self.numbers = np.random.default_rng(seed)
+        self.short = np.random.default_rng((1, seed))
         self.named = named
         self.stages = stages
 
@@ -200,6 +201,8 @@ class Draw:
             "teacher_log_probs": base + normal(0.0, 0.3, count),
         }
         values = {name: np.minimum(one, -0.01) for name, one in values.items()}
+        if self.short.random() < 0.25:
+            decide(values, [one.length for one in samples], self.short)
         values |= {
             "entropy": np.abs(normal(0.5, 0.5, count)),
             "values": normal(0.0, 0.6, count),
@@ -228,6 +231,21 @@ class Draw:
             }
             if missing and self.choose.random() < 0.1:
                 one.components = {"answer": one.components["answer"]}
+
+
+def decide(
+    values: dict[str, np.ndarray], lengths: Sequence[int], numbers: np.random.Generator
+) -> None:
+    """Make log-probs those of short answers: a token or two decide, and the rest is near certain.
+
+    The sampler is behind the trainer at the tokens that decide.
+    """
+    first = np.concatenate([np.arange(length) for length in lengths] or [np.zeros(0)])
+    certain = first >= numbers.integers(1, 4)
+    drift = numbers.normal(0.0, 0.6, len(first))
+    for name, one in values.items():
+        moved = one + drift if name == "rollout_log_probs" else one
+        values[name] = np.where(certain, 1e-4 * one, np.minimum(moved, -0.01)).astype(one.dtype)
 
 
 def trained(settings: Settings, shares: dict[int, list[Sample]]) -> dict[int, list[Expected]]:
