@@ -59,6 +59,7 @@ class CohortChange:
         notes: What could not be recomputed, and why.
         stages: What can be recomputed under the settings in force, shown or not.
         complete: Whether all of it that the changes reach was recomputed under them.
+        left: Declared stages that are not recomputed, each with the reason.
     """
 
     cohort: Cohort
@@ -66,6 +67,7 @@ class CohortChange:
     notes: list[str] = field(default_factory=list)
     stages: tuple[str, ...] = ()
     complete: bool = True
+    left: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """All facts as JSON values."""

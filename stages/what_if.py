@@ -21,13 +21,16 @@ from trajreplay.stages.values import Values, recompute
 from trajreplay.stages.variants import COMPUTED, Variant, changed_settings, varied
 from trajreplay.stages.whole import WholeCohorts, block_of
 
-# Which stages read a section of the settings.
-_READ_BY = {
+# Which stages read a section of the settings; what only checks read is recomputed by none.
+READ_BY = {
     "reward": ("reward.raw", "reward.post_process"),
-    "kl": ("advantage.kl", "advantage.estimate"),
+    "kl": ("reward.post_process", "advantage.kl", "advantage.estimate"),  # where rewards pay it
     "advantage": ("advantage.estimate",),
     "loss": ("loss.policy", "loss.value", "advantage.estimate"),  # whose weights may be the loss's
     "value": ("loss.value",),
+    "layout": ("reward.post_process", "advantage.estimate", "loss.policy", "loss.value"),
+    "sampling": (),
+    "handoff": (),
 }
 
 
@@ -57,6 +60,7 @@ def what_if(
         if isinstance(loaded, CohortReport):
             change.notes.append(loaded.refusal or "nothing was declared that can be recomputed")
             change.complete = not loaded.refusal
+            change.left = _left(loaded)
         elif loaded.table.num_rows:
             handed.keep(place, _change(loaded, changes, handed.of(place), change, selection.stages))
         handed.done(place)
@@ -67,31 +71,49 @@ def what_if(
     return WhatIf(dict(changes), found, list(_idle(changes, found)))
 
 
+def _left(report: CohortReport, wanted: Collection[str] = ()) -> dict[str, str]:
+    """Declared stages of a cohort that are not recomputed, each with the reason."""
+    return {
+        one.stage: f"{one.verdict}{f': {one.message}' if one.message else ''}"
+        for one in report.stages
+        if one.stage not in wanted and one.verdict not in ("not-declared", "skipped")
+    }
+
+
 def _idle(changes: Mapping[str, Any], cohorts: Sequence[CohortChange]) -> Iterator[str]:
     """Say what changes nothing: what no stage that was recomputed reads, or all that was given."""
     stages = {stage for one in cohorts for stage in one.stages}
+    left = {stage: why for one in cohorts[::-1] for stage, why in one.left.items()}
     fields = [one for cohort in cohorts for one in cohort.fields]
     if not stages:
         return
-    unread = [
-        name for name in changes if stages.isdisjoint(_READ_BY.get(name.partition(".")[0], ()))
-    ]
     changed = any(one.changed for one in fields)
-    for name in unread:
-        if not (changed and _comes_before(name, stages)):
+    rest = []
+    for name in changes:
+        readers = _readers(name)
+        shown = [one for one in readers if one in left]
+        if not readers:
+            yield f"{name} changes nothing here: checks read it, and none is made under another one"
+        elif shown:
+            yield f"{name} is not tried everywhere: {shown[0]} reads it and is {left[shown[0]]}"
+        elif not stages.isdisjoint(readers):
+            rest.append(name)
+        elif not (changed and (len(changes) == 1 or _comes_before(name, stages))):
             yield f"{name} has no effect: none of the stages that are declared reads it"
-    rest = [name for name in changes if name not in unread]
     complete = all(one.complete for one in cohorts)  # what was not recomputed may well change
     if rest and fields and complete and not changed:
         verb = "has" if len(rest) == 1 else "have"
         yield f"{', '.join(rest)} {verb} no effect: no value that is shown changes"
 
 
+def _readers(name: str) -> tuple[str, ...]:
+    return READ_BY[name.partition(".")[0]]
+
+
 def _comes_before(name: str, stages: Collection[str]) -> bool:
     """Whether a rollout may read a setting, and hand on to these stages what it makes of it."""
-    readers = _READ_BY.get(name.partition(".")[0], ())
     order = STAGE_NAMES.index
-    return any(order(reader) < order(stage) for reader in readers for stage in stages)
+    return any(order(reader) < order(stage) for reader in _readers(name) for stage in stages)
 
 
 def _change(
@@ -104,7 +126,7 @@ def _change(
     block = block_of(cohort)
     changed_settings(block.settings, changes)  # refused before anything is recomputed
     wanted = [one for one in COMPUTED if one in cohort.abilities]
-    report.stages = tuple(wanted)
+    report.stages, report.left = tuple(wanted), _left(cohort.report, wanted)
     blocks = varied(block, Variant(), wanted), varied(block, Variant(changes), wanted)
     sides: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
     for at in range(2):
@@ -125,7 +147,7 @@ def _change(
         except TrajReplayError as error:
             why = _unsupported(blocks[1], stage) or error.message
             report.notes.append(f"{stage}: {why}")
-            if any(stage in _READ_BY.get(name.partition(".")[0], ()) for name in changes):
+            if any(stage in _readers(name) for name in changes):
                 report.complete, lost = False, lost | made
             continue
         lost -= made
