@@ -240,7 +240,7 @@ def decide(
 
     The sampler is behind the trainer at the tokens that decide.
     """
-    first = np.concatenate([np.arange(length) for length in lengths] or [np.zeros(0)])
+    first = np.concatenate([np.arange(length) for length in (0, *lengths)])
     certain = first >= numbers.integers(1, 4)
     drift = numbers.normal(0.0, 0.6, len(first))
     for name, one in values.items():
