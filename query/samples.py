@@ -9,7 +9,7 @@ was cut otherwise, its lists of numbers stay null, for they are of other tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import count
 from typing import Any
@@ -22,6 +22,7 @@ from trajreplay.query.catalog import Cohort, cohort_of
 from trajreplay.query.key_columns import key_values
 from trajreplay.query.pruning import PushedFilter, rows_that_may_match
 from trajreplay.query.reading import read_columns
+from trajreplay.query.row_identity import IDENTITY, SHARD, Shard, names_of, shards_of
 from trajreplay.query.visible import Visible, consuming
 from trajreplay.schema.columns import Column, Table
 from trajreplay.schema.entry import Entry
@@ -34,12 +35,9 @@ _OF_ROLLOUT = {
     "source_rank": "rank",
     "source_row": "row",
 }
-_JOINED = ("source_attempt", "source_rollout_id", "sample_id")
 _SHARED = tuple(
     column.name for column in STEPS.columns if column.name in ROLLOUTS and column.role != "key"
 )
-_SHARD = ("context_rank", "context_size", "micro_batch_id")
-_Shard = tuple[int | None, int, str | None]
 _KEPT = 32
 
 
@@ -128,7 +126,7 @@ class _SamplesScan:
             file = entry.file("steps")
             if file is None or not file.rows:
                 continue
-            names = list(dict.fromkeys([*_JOINED, *_SHARD, *self.shared]))
+            names = list(dict.fromkeys([*IDENTITY, *SHARD, *self.shared]))
             rows = read_columns(catalog.store, entry, STEPS, names)
             found = {name: rows[name].combine_chunks() for name in names}
             for name, values in self._looked_up(entry, found).items():
@@ -143,14 +141,14 @@ class _SamplesScan:
         wanted += [name for name in ("source_rank", "source_row") if name in self.needed]
         if not wanted:
             return {}
-        columns = tuple(dict.fromkeys([*_JOINED, *_SHARD, *wanted]))
+        columns = tuple(dict.fromkeys([*IDENTITY, *SHARD, *wanted]))
         sources = [Cohort(entry.key.run_id, *source, None) for source in sorted(entry.sources)]
         generated = [self._generated(source, columns) for source in sources]
         there = pa.concat_tables([table for table, _ in generated])
         shards = [shard for _, of_table in generated for shard in of_table]
-        named = dict(zip(zip(_names(there), shards, strict=True), count(), strict=False))
-        whole = dict(zip(_names(there), count(), strict=False))
-        mine = list(zip(_names(found), _shards(entry, found), strict=True))
+        named = dict(zip(zip(names_of(there), shards, strict=True), count(), strict=False))
+        whole = dict(zip(names_of(there), count(), strict=False))
+        mine = list(zip(names_of(found), shards_of(entry, found), strict=True))
         same = pa.array([named.get(one) for one in mine], pa.int64())
         any_shard = pa.array([whole.get(name) for name, _ in mine], pa.int64())
         places = {
@@ -161,15 +159,15 @@ class _SamplesScan:
 
     def _read_generated(
         self, rollout: Cohort, columns: tuple[str, ...]
-    ) -> tuple[pa.Table, list[_Shard]]:
+    ) -> tuple[pa.Table, list[Shard]]:
         """The samples of a rollout, if it is visible, under the names of this table."""
         schema = pa.schema([SAMPLES[name].field for name in columns])
         keys = self.visible.catalog.by_cohort.get(rollout, ())
-        pieces, shards = [schema.empty_table()], list[_Shard]()
+        pieces, shards = [schema.empty_table()], list[Shard]()
         for entry in self.visible.entries(keys):
             rows = self._of_rollout(entry, columns)
             pieces.append(rows)
-            shards += _shards(entry, rows)
+            shards += shards_of(entry, rows)
         return pa.concat_tables(pieces), shards
 
     def _of_rollout(self, entry: Entry, columns: Sequence[str]) -> pa.Table:
@@ -210,7 +208,7 @@ class _SamplesScan:
         found: list[pa.Array] = []
         catalog = self.visible.catalog
         for entry in self.visible.entries(catalog.consumers.get(rollout, ())):
-            rows = read_columns(catalog.store, entry, STEPS, _JOINED)
+            rows = read_columns(catalog.store, entry, STEPS, IDENTITY)
             mine = pc.and_(
                 pc.equal(rows["source_attempt"], rollout.attempt),
                 pc.equal(rows["source_rollout_id"], rollout.rollout_id),
@@ -227,20 +225,3 @@ class _SamplesScan:
             for field in schema
         ]
         return pa.Table.from_arrays(arrays, schema=schema)
-
-
-def _shards(entry: Entry, found: pa.Table | Mapping[str, pa.Array]) -> Iterator[_Shard]:
-    """Which shard of its sample each row is: as the row says, else as its capture does.
-
-    All-gather shards are cut from all samples of a micro-batch, and are the same in the same one.
-    """
-    own = entry.parallel.context_rank, entry.parallel.context_size
-    for rank, size, batch in zip(*(found[name].to_pylist() for name in _SHARD), strict=True):
-        place = own if size is None else (rank, size)
-        by_batch = place[1] > 1 and entry.settings.layout.context == "all-gather"
-        yield (*place, batch if by_batch else None)
-
-
-def _names(found: pa.Table | Mapping[str, pa.Array]) -> Iterator[tuple[Any, ...]]:
-    """The identity of each sample: source attempt, source rollout, id."""
-    return zip(*(found[name].to_pylist() for name in _JOINED), strict=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from trajreplay.schema.identity import ParallelCoordinates
 from trajreplay.schema.lists import Int64s
@@ -13,6 +14,7 @@ from trajreplay.schema.settings import LayoutSettings
 from trajreplay.schema.tables import RESPONSE_LISTS
 
 Spans = list[tuple[Int64s, Int64s]]
+Piece = tuple[pa.Array, Int64s, Spans]
 SHARDED = ("zigzag", "contiguous", "all-gather")
 
 
@@ -153,6 +155,46 @@ def packed_positions(spans: Spans, starts: Int64s) -> Int64s:
     steps = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)
     positions: Int64s = np.repeat(begins.reshape(-1), lengths) + steps
     return positions
+
+
+class WholeLists(NamedTuple):
+    """The lists of whole responses, and what they were made of.
+
+    Args:
+        lists: (S,) lists; null where no shard is.
+        hits: (N,) int64. How many shards hold each token: 1 where they tile the responses.
+        offsets: (S + 1,) int64. Where each response begins among the tokens.
+    """
+
+    lists: pa.Array
+    hits: Int64s
+    offsets: Int64s
+
+
+def whole_lists(
+    pieces: Sequence[Piece], response: Int64s, there: np.ndarray[Any, np.dtype[np.bool_]]
+) -> WholeLists:
+    """Put the values of shards where their tokens are.
+
+    Args:
+        pieces: A list array, the sample of each of its rows, and the tokens of it that they hold,
+            as many as the list is long; null lists are of samples that are not there.
+        response: (S,) int64. Response tokens of each sample.
+        there: (S,) bool. Which samples have lists.
+    """
+    offsets = np.concatenate([[0], np.cumsum(response * there)])
+    kind = pieces[0][0].type
+    values = np.empty(offsets[-1], kind.value_type.to_pandas_dtype())
+    hits = np.zeros(offsets[-1], np.int64)
+    for column, rows, spans in pieces:
+        cut: Spans = [(a * there[rows], b * there[rows]) for a, b in spans]
+        places = packed_positions(cut, offsets[:-1][rows])
+        values[places] = column.flatten().to_numpy(zero_copy_only=False)
+        hits[places] += 1
+    ends = pa.array(offsets.astype(np.int32))
+    absent = None if there.all() else pa.array(~there)
+    lists = pa.ListArray.from_arrays(ends, pa.array(values), type=kind, mask=absent)
+    return WholeLists(lists, hits, offsets)
 
 
 def shard_lengths(

@@ -15,11 +15,11 @@ from trajreplay.schema.lists import Int64s, lengths_of
 from trajreplay.schema.settings import LayoutSettings
 from trajreplay.schema.shards import (
     SHARDED,
+    Piece,
     Places,
-    Spans,
     held_tokens,
-    packed_positions,
     response_spans,
+    whole_lists,
 )
 from trajreplay.stages.report import CohortReport, Finding
 from trajreplay.stages.shard_outputs import Part
@@ -126,21 +126,15 @@ class ShardGroup:
         there = np.zeros(len(response), np.bool_)
         for one, column in pairs:
             there[one.rows] |= _valid(column)
-        offsets = np.concatenate([[0], np.cumsum(response * there)])
-        values = np.empty(offsets[-1], columns[0].type.value_type.to_pandas_dtype())
-        hits = np.zeros(offsets[-1], np.int64)
+        pieces: list[Piece] = []
         for one, column in pairs:
             rows = one.rows
             spans = response_spans(layout, total[rows], response[rows], one.places)
             self._check_lengths(name, one, column, held_tokens(spans), response, there)
-            cut: Spans = [(a * there[rows], b * there[rows]) for a, b in spans]
-            places = packed_positions(cut, offsets[:-1][rows])
-            values[places] = column.flatten().to_numpy(zero_copy_only=False)
-            hits[places] += 1
-        self._check_tiles(name, hits, offsets)
-        ends = pa.array(offsets.astype(np.int32))
-        absent = None if there.all() else pa.array(~there)
-        return pa.ListArray.from_arrays(ends, pa.array(values), type=columns[0].type, mask=absent)
+            pieces.append((column, rows, spans))
+        found = whole_lists(pieces, response, there)
+        self._check_tiles(name, found.hits, found.offsets)
+        return found.lists
 
     def _check_lengths(
         self,

@@ -11,8 +11,10 @@ import pyarrow.compute as pc
 
 from trajreplay.query.capture_sets import CaptureSet
 from trajreplay.query.catalog import Catalog
-from trajreplay.query.mismatch.consumed import IDENTITY, Consumed, columns_of
+from trajreplay.query.mismatch.consumed import Consumed, columns_of
+from trajreplay.query.mismatch.keys import RowKey, Step, bucket, step_of
 from trajreplay.query.mismatch.pair import Origins, Pair
+from trajreplay.query.mismatch.shards import NEEDED, Rows, is_cut, placed, put_together
 from trajreplay.query.row_masks import Mask, SelectedSet
 from trajreplay.query.scanning import scan
 from trajreplay.schema.columns import Table, list_of
@@ -34,26 +36,6 @@ PIECE = pa.schema(
         ("version", pa.int64()),
     ]
 )
-
-
-Step = tuple[str, int, int, int | None]  # run, attempt, rollout and step; None at rollout level
-
-
-@dataclass(frozen=True)
-class RowKey:
-    """What the samples of one capture have in common: where their values are counted."""
-
-    run_id: str
-    attempt: int
-    rollout_id: int
-    step_id: int | None
-    rank: int
-    length: int | None = None
-
-    @property
-    def step(self) -> Step:
-        """The step, or at rollout level the rollout, over which means are taken."""
-        return self.run_id, self.attempt, self.rollout_id, self.step_id
 
 
 @dataclass
@@ -120,20 +102,39 @@ class Reading:
 
     def _of_sets(self, chosen: Iterator[SelectedSet]) -> Iterator[pa.Table]:
         for selected in chosen:
-            captures = selected.captures
-            table = SAMPLE_TABLES[captures.kind]
-            entries = [one for one in captures.owners if one.key.rank in selected.rows and one.rows]
-            for entry, batches in self._scanned(captures, entries, table):
-                mask: Mask = selected.rows[entry.key.rank]
-                start = 0
-                for batch in batches:
-                    rows = pa.Table.from_batches([batch])
-                    kept = None if mask is None else mask.slice(start, len(rows))
-                    start += len(rows)
-                    yield self._piece(captures, entry, rows if kept is None else rows.filter(kept))
+            cut = is_cut(selected.captures.owners)
+            rows = self._rows(selected, cut)
+            for one in put_together(list(rows), self.pair.columns) if cut else rows:
+                yield self._piece(one)
+
+    def _rows(self, selected: SelectedSet, cut: bool) -> Iterator[Rows]:
+        """The selected rows of each capture, with what they take from rollouts.
+
+        Args:
+            selected: The captures and rows.
+            cut: Whether rows may be shards: then all rows of a capture come at once, for where one
+                was cut may depend on the others.
+        """
+        captures = selected.captures
+        table = SAMPLE_TABLES[captures.kind]
+        entries = [one for one in captures.owners if one.key.rank in selected.rows and one.rows]
+        for entry, batches in self._scanned(captures, entries, table, cut):
+            mask: Mask = selected.rows[entry.key.rank]
+            start = 0
+            pieces = [list(batches)] if cut else ([batch] for batch in batches)
+            for piece in pieces:
+                rows = pa.Table.from_batches(piece)
+                found = {name: rows[name].combine_chunks() for name in rows.column_names}
+                if cut:
+                    found |= placed(entry, found)
+                if mask is not None:
+                    kept = mask.slice(start, len(rows))
+                    found = {name: one.filter(kept) for name, one in found.items()}
+                start += len(rows)
+                yield Rows(entry, self._completed(captures, entry, found))
 
     def _scanned(
-        self, captures: CaptureSet, entries: Sequence[Entry], table: Table
+        self, captures: CaptureSet, entries: Sequence[Entry], table: Table, cut: bool
     ) -> Iterator[tuple[Entry, Iterator[pa.RecordBatch]]]:
         """The captures with the columns that the pair needs of them."""
         # The length says where lists end, which is what takes longest to decode.
@@ -143,49 +144,56 @@ class Reading:
             for one in (*entries, *self._consumed.sources(captures))
         ):
             names.append("weight_versions")
-        if captures.kind == "step":
-            held = [set(columns_of(one)) for one in entries]
-            if not all(set(names) <= one for one in held):
-                names += IDENTITY
+        lacking = captures.kind == "step" and not all(
+            set(names) <= set(columns_of(one)) for one in entries
+        )
+        if cut or lacking:
+            names = list(dict.fromkeys([*names, *NEEDED]))
         yield from scan(self.catalog.store, entries, table, names)
 
-    def _piece(self, captures: CaptureSet, entry: Entry, rows: pa.Table) -> pa.Table:
-        found = {name: rows[name].combine_chunks() for name in rows.column_names}
+    def _completed(
+        self, captures: CaptureSet, entry: Entry, found: dict[str, pa.Array]
+    ) -> dict[str, pa.Array]:
+        """Columns of a capture with what it lacks, and by which weights the trainer's are."""
+        count = len(found["loss_mask"])
         if "weight_versions" not in found:
-            found["weight_versions"] = pa.nulls(len(rows), SPANS)
-        if captures.kind == "step" and "sample_id" in found:
-            self._consumed.fill(captures, found, (*self.pair.columns, "weight_versions"))
-        trainer, sampler = (
-            [
-                origin
-                for giver in self._consumed.givers(captures, entry, column)
-                if (origin := self.origins.add(column, giver))
-            ]
+            found["weight_versions"] = pa.nulls(count, SPANS)
+        filled = (*self.pair.columns, "weight_versions")
+        given = self._consumed.fill(captures, entry, found, filled)
+        origins = {
+            column: [self.origins.add(column, giver) for giver in given[column].used]
             for column in self.pair.columns
-        )
-        self.origins.compare(trainer, sampler)
-        version = trainer[0].weight_version if trainer else None
+        }
+        self.origins.compare(*(filter(None, one) for one in origins.values()))
+        trainer = given[self.pair.trainer]
+        told = [one.origins.get(self.pair.trainer) for one in trainer.entries]
+        versions = [None if one is None else one.weight_version for one in told]
+        return found | {"version": trainer.told(versions, count)}
+
+    def _piece(self, rows: Rows) -> pa.Table:
+        entry, found = rows
         complete = pc.and_(*(pc.is_valid(found[column]) for column in self.pair.columns))
-        lacking = len(rows) - (complete.true_count or 0)
-        if lacking and (count := _with_valid_tokens(found["loss_mask"], pc.invert(complete))):
-            self.without[step_of(entry)] += count
+        count = len(complete)
+        lacking = count - (complete.true_count or 0)
+        if lacking and (of := _with_valid_tokens(found["loss_mask"], pc.invert(complete))):
+            self.without[step_of(entry)] += of
         lengths = pc.list_value_length(found["loss_mask"])
         for column in self.pair.columns:
             if pc.any(pc.not_equal(pc.list_value_length(found[column]), lengths)).as_py():
                 raise DatasetError(
                     f"capture of {entry.key}: {column} and loss_mask of a sample differ in length",
-                    hint="Shards of a context-parallel rank are compared where the mask is that "
-                    "of the shard; capture it beside them.",
+                    hint="Values of a part of a response are compared where the settings say how "
+                    "sequences were cut: layout.context.",
                 )
         piece = pa.table(
             [
-                pa.nulls(len(rows), pa.int32()),
+                pa.nulls(count, pa.int32()),
                 self._keys(entry, lengths),
                 found[self.pair.trainer],
                 found[self.pair.sampler],
                 found["loss_mask"],
                 found["weight_versions"],
-                pa.repeat(pa.scalar(version, pa.int64()), len(rows)),
+                found["version"],
             ],
             schema=PIECE,
         )
@@ -203,22 +211,6 @@ class Reading:
             self._places[key] = len(self.keys)
             self.keys.append(key)
         return self._places[key]
-
-
-def bucket(count: int) -> int:
-    """The bucket of a length or position: the largest power of two that it reaches, 0 below 256.
-
-    >>> [bucket(one) for one in (0, 255, 256, 511, 512)]
-    [0, 0, 256, 256, 512]
-    """
-    return 0 if count < 256 else 1 << (count.bit_length() - 1)
-
-
-def step_of(entry: Entry) -> Step:
-    """The step, or at rollout level the rollout, that a capture is of."""
-    key = entry.key
-    assert key.rollout_id is not None
-    return key.run_id, key.attempt, key.rollout_id, key.step_id
 
 
 def _with_valid_tokens(masks: pa.Array, chosen: pa.Array) -> int:

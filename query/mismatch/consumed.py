@@ -2,22 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from trajreplay.query.capture_sets import CaptureSet
 from trajreplay.query.catalog import Catalog, Cohort
 from trajreplay.query.reading import read_columns
+from trajreplay.query.row_identity import SHARD, Shard, names_of, shards_of
 from trajreplay.schema.entry import Entry
+from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.identity import CaptureKey
+from trajreplay.schema.lists import Int64s
 from trajreplay.schema.tables import ROLLOUTS, STEPS
 
-IDENTITY = ("source_attempt", "source_rollout_id", "sample_id")
 _KEPT_ROLLOUTS = 32
+_WHOLE: Shard = (0, 1, None)
+_NOBODY = -1
+
+
+class Given(NamedTuple):
+    """Which captures the rows of a column are from.
+
+    Args:
+        entries: Those captures.
+        of_row: (R,) int64. The one of each row, by place in `entries`, -1 of a row without; None
+            where all are the first's.
+    """
+
+    entries: tuple[Entry, ...]
+    of_row: Int64s | None = None
+
+    @property
+    def used(self) -> tuple[Entry, ...]:
+        """Those that gave a row."""
+        if self.of_row is None:
+            return self.entries[:1]
+        return tuple(self.entries[one] for one in np.unique(self.of_row) if one != _NOBODY)
+
+    def told(self, of_entry: Sequence[int | None], rows: int) -> pa.Array:
+        """(R,) int64. What is told of the capture of each row.
+
+        Args:
+            of_entry: Of each of `entries`, None where it is not known.
+            rows: How many there are.
+        """
+        values = pa.array(of_entry, pa.int64())
+        if self.of_row is None:
+            return pa.repeat(values[0], rows)
+        return values.take(pa.array(self.of_row, mask=self.of_row == _NOBODY))
+
+
+class _Generated(NamedTuple):
+    """The rows of consumed rollouts: their captures, columns, and places by sample and shard."""
+
+    entries: tuple[Entry, ...]
+    of_row: Int64s
+    columns: pa.Table
+    places: dict[tuple[Any, Shard], int]
+
+    def place(self, name: Any, shard: Shard) -> int | None:
+        """Where the same shard of a sample is, else the whole of it."""
+        own = self.places.get((name, shard))
+        return self.places.get((name, _WHOLE)) if own is None else own
 
 
 class Consumed:
@@ -43,45 +94,72 @@ class Consumed:
             if key.part == "data" and self._catalog.entry(key).owner
         )
 
-    def givers(self, captures: CaptureSet, entry: Entry, column: str) -> tuple[Entry, ...]:
-        """The entries whose data a column is: the capture's own, else those it consumed from."""
-        if column in columns_of(entry) or captures.kind == "rollout":
-            return (entry,)
-        return tuple(one for one in self.sources(captures) if column in columns_of(one))
-
-    def fill(self, captures: CaptureSet, found: dict[str, Any], columns: Sequence[str]) -> None:
-        """Take from the rollouts what a step's captures lack.
+    def fill(
+        self, captures: CaptureSet, entry: Entry, found: dict[str, Any], columns: Sequence[str]
+    ) -> dict[str, Given]:
+        """Take from the rollouts what a step's capture lacks.
 
         Args:
             captures: The step.
-            found: Its columns by name, IDENTITY among them; those that lack rows are replaced.
+            entry: Its capture.
+            found: Columns of the capture by name, `IDENTITY` and `SHARD` among them where any lacks
+                rows; those that do are replaced.
             columns: Which of them to fill.
+
+        Returns:
+            Of each of these, the captures that its rows are from.
+
+        Raises:
+            DatasetError: A rollout holds a sample twice, with other values.
         """
-        wanted = [one for one in columns if found[one].null_count]
-        if not wanted:
-            return
-        places: dict[Any, int] = {}
-        tables = []
-        for entry in self.sources(captures):
-            rows = self._rows(entry.key, tuple(wanted))
-            for name in rows["sample_id"].to_pylist():
-                places[entry.key.attempt, entry.key.rollout_id, name] = len(places)
-            tables.append(rows)
-        if not tables:
-            return
-        there = pa.concat_tables(tables)
-        mine = zip(*(found[name].to_pylist() for name in IDENTITY), strict=True)
-        taken = there.take(pa.array([places.get(one) for one in mine], pa.int64()))
+        own = {name: Given((entry,)) for name in columns}
+        wanted = tuple(one for one in columns if found[one].null_count)
+        if not wanted or captures.kind == "rollout" or "sample_id" not in found:
+            return own
+        generated = self._generated(captures, wanted)
+        mine = zip(names_of(found), shards_of(entry, found), strict=True)
+        places = pa.array([generated.place(*one) for one in mine], pa.int64())
+        taken = generated.columns.take(places)
+        givers = (entry, *generated.entries)
+        from_rollouts = np.asarray(places.fill_null(_NOBODY).to_numpy())
+        of_row = np.append(generated.of_row, _NOBODY)[from_rollouts] + 1
         for name in wanted:
             # coalesce has no kernel for lists of structs
-            own = pc.is_valid(found[name]).to_pylist()
+            valid = np.asarray(found[name].is_valid().to_numpy(zero_copy_only=False), np.bool_)
+            rows = np.arange(len(valid))
             both = pa.concat_arrays([found[name], taken[name].combine_chunks()])
-            places_of = [row if valid else row + len(own) for row, valid in enumerate(own)]
-            found[name] = both.take(pa.array(places_of, pa.int64()))
+            found[name] = both.take(pa.array(np.where(valid, rows, rows + len(rows))))
+            there = np.asarray(found[name].is_valid().to_numpy(zero_copy_only=False), np.bool_)
+            own[name] = Given(givers, np.where(valid, 0, np.where(there, of_row, _NOBODY)))
+        return own
+
+    def _generated(self, captures: CaptureSet, wanted: tuple[str, ...]) -> _Generated:
+        entries = self.sources(captures)
+        tables = [self._rows(entry.key, wanted) for entry in entries]
+        schema = pa.schema([ROLLOUTS[name].field for name in wanted])
+        columns = pa.concat_tables([schema.empty_table(), *(one.select(wanted) for one in tables)])
+        places: dict[tuple[Any, Shard], int] = {}
+        named = chain.from_iterable(map(_named, entries, tables))
+        for row, (entry, name, shard) in enumerate(named):
+            first = places.setdefault((name, shard), row)
+            if first != row and not columns.slice(first, 1).equals(columns.slice(row, 1)):
+                raise DatasetError(
+                    f"capture of {entry.key}: sample {name[-1]!r} is there twice in its rollout, "
+                    f"with different {' or '.join(wanted)}: which of both was consumed is not told",
+                    hint="Capture each sample on one rank, or its values with the step.",
+                )
+        counts = [len(one) for one in tables]
+        return _Generated(entries, np.repeat(np.arange(len(entries)), counts), columns, places)
 
     def _read(self, key: CaptureKey, columns: tuple[str, ...]) -> pa.Table:
         entry = self._catalog.entry(key)
-        return read_columns(self._catalog.store, entry, ROLLOUTS, ["sample_id", *columns])
+        return read_columns(self._catalog.store, entry, ROLLOUTS, ["sample_id", *SHARD, *columns])
+
+
+def _named(entry: Entry, rows: pa.Table) -> Iterator[tuple[Entry, Any, Shard]]:
+    """The capture, sample and shard of each row."""
+    for name, shard in zip(rows["sample_id"].to_pylist(), shards_of(entry, rows), strict=True):
+        yield entry, (entry.key.attempt, entry.key.rollout_id, name), shard
 
 
 def columns_of(entry: Entry) -> tuple[str, ...]:

@@ -13,8 +13,9 @@ import pyarrow as pa
 
 from trajreplay.query.catalog import Catalog
 from trajreplay.query.connection import connect_empty, interruptible
-from trajreplay.query.mismatch.captured import Reading, Step
+from trajreplay.query.mismatch.captured import Reading
 from trajreplay.query.mismatch.compare import COMPARISON, comparison
+from trajreplay.query.mismatch.keys import Step
 from trajreplay.query.mismatch.pair import Pair
 from trajreplay.query.mismatch.pairing import Pairing, usable
 from trajreplay.query.mismatch.plan import SumPlan

@@ -11,6 +11,13 @@ from typing import Literal
 
 Taken = Literal["sum", "count", "smallest", "largest"]
 LOG_RATIO_LIMIT = 20.0  # verl and slime clamp a log-ratio to it before they square its exponential
+# DuckDB has NaN above every number: what is smallest is NaN, too, where a value is.
+_AGGREGATES = {
+    "sum": "sum({})",
+    "count": "count_if({})",
+    "smallest": "-max(-({}))",
+    "largest": "max({})",
+}
 
 
 @dataclass(frozen=True)
@@ -35,14 +42,13 @@ class PartialSum:
     @property
     def aggregate(self) -> str:
         """The aggregate in SQL."""
-        function = {"sum": "sum", "count": "count_if", "smallest": "min", "largest": "max"}
-        return f"{function[self.taken]}({self.sql}) AS {self.name}"
+        return f"{_AGGREGATES[self.taken].format(self.sql)} AS {self.name}"
 
     @property
     def joined(self) -> str:
         """The aggregate in SQL over what near and far tokens add."""
-        function = {"smallest": "min", "largest": "max"}.get(self.taken, "sum")
-        return f"{function}({self.name}) AS {self.name}"
+        taken = "sum" if self.taken == "count" else self.taken
+        return f"{_AGGREGATES[taken].format(self.name)} AS {self.name}"
 
 
 _EVEN = "(h1 / 2 + h2 / 24 + h3 / 720 + h4 / 40320 + h5 / 3628800)"  # cosh(d) - 1
@@ -53,7 +59,10 @@ _SQUARED = (  # exp(2 d) - 1
 )
 _ABOVE_ONE = f"(d1 + {_EVEN} + {_ODD})"  # exp(d) - 1
 _WEIGHT = f"(n + {_ABOVE_ONE})"
-_BOXED = "CASE WHEN e > {cap} THEN {cap} WHEN e < 1 / {cap} THEN 1 / {cap} ELSE e END"
+_BOXED = (
+    "CASE WHEN isnan(e) THEN e WHEN e > {cap} THEN {cap} WHEN e < 1 / {cap} THEN 1 / {cap} "
+    "ELSE e END"
+)
 TOKEN_SUMS = (
     PartialSum("n", "true", "count", "n"),
     PartialSum("d", "d", near="d1"),
@@ -75,8 +84,8 @@ TOKEN_SUMS = (
     PartialSum("v1", "v - 1", near=_ABOVE_ONE),
     PartialSum("vv", "v * v - 1", near=_SQUARED),
     PartialSum("v2", "v * v", near=f"n + {_SQUARED}"),
-    PartialSum("w_cut", "CASE WHEN e > {cap} THEN {cap} ELSE e END", near=_WEIGHT),
-    PartialSum("w_high", "e > {cap}", "count"),
+    PartialSum("w_cut", "CASE WHEN NOT isnan(e) AND e > {cap} THEN {cap} ELSE e END", near=_WEIGHT),
+    PartialSum("w_high", "NOT isnan(e) AND e > {cap}", "count"),
     PartialSum("w_box", _BOXED, near=_WEIGHT),
     PartialSum("w_box2", f"{_BOXED} * {_BOXED}", near=f"n + {_SQUARED}"),
     PartialSum("x", "x", near="x"),

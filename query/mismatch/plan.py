@@ -14,9 +14,12 @@ from trajreplay.query.mismatch.partial_sums import (
 
 NEAR = 0.125  # up to here the series of `near_powers` is taken
 # What is reckoned of every far token; not of the others, so that exp is taken of few.
+# DuckDB has NaN above every number.
 _FAR = """
-SELECT *, e - 1 - d AS k3, i - 1 + d AS reverse,
-       CASE WHEN a <= {limit} THEN e WHEN d > 0 THEN exp({limit}) ELSE exp(-{limit}) END AS v
+SELECT *, CASE WHEN d = 'inf' THEN d ELSE e - 1 - d END AS k3,
+       CASE WHEN d = '-inf' THEN -d ELSE i - 1 + d END AS reverse,
+       CASE WHEN a <= {limit} OR isnan(d) THEN e
+            WHEN d > 0 THEN exp({limit}) ELSE exp(-{limit}) END AS v
 FROM (SELECT *, abs(d) AS a, exp(d) AS e, exp(-d) AS i FROM ({tokens}))"""
 
 
@@ -59,7 +62,10 @@ class SumPlan:
     def sums(self) -> tuple[PartialSum, ...]:
         """All token sums."""
         plain = tuple(replace(one, sql=one.sql.format(cap=repr(self.cap))) for one in TOKEN_SUMS)
-        counts = (PartialSum(over(one), f"a > {one!r}", "count") for one in self.thresholds)
+        counts = (
+            PartialSum(over(one), f"NOT isnan(a) AND a > {one!r}", "count")
+            for one in self.thresholds
+        )
         return (*plain, *counts)
 
     @property

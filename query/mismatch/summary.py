@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from trajreplay.query.mismatch.captured import RowKey
+from trajreplay.query.mismatch.keys import RowKey
 from trajreplay.query.mismatch.partial_sums import SEQUENCE_SUMS
 from trajreplay.query.mismatch.plan import SumPlan, over
 from trajreplay.query.mismatch.statistic import Sums
@@ -95,8 +95,8 @@ def summarise(sums: TokenSums, keys: Sequence[RowKey], by: Sequence[str], plan: 
     quantiles = sums.quantiles(of_group)
     rows = [
         dict(zip(columns, values, strict=True))
-        | _row(sums, keys, places, plan)
-        | dict(zip(QUANTILES, quantiles[index], strict=True))
+        | (found := _row(sums, keys, places, plan))
+        | _of_numbers(found, dict(zip(QUANTILES, quantiles[index], strict=True)))
         for index, (values, places) in enumerate(groups.items())
     ]
     steps = _by_step(sums, keys, list(sums.parts), plan)
@@ -107,6 +107,13 @@ def summarise(sums: TokenSums, keys: Sequence[RowKey], by: Sequence[str], plan: 
         [step for step, found in ordered.items() if found["n"] and found["equal"] == found["n"]],
         list(ordered),
     )
+
+
+def _of_numbers(row: dict[str, Any], quantiles: dict[str, float]) -> dict[str, float]:
+    """The quantiles, which are none where a value is NaN."""
+    if math.isnan(row["abs_delta_max"]):
+        return dict.fromkeys(quantiles, math.nan)
+    return quantiles
 
 
 def _order(values: Any) -> tuple[Any, ...]:

@@ -161,10 +161,9 @@ def _together(blocks: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 def taken_together(one: PartialSum, values: Sequence[float]) -> float:
     """Partial results of a sum, count, smallest or largest made one."""
-    if one.taken == "smallest":
-        return min(values)
-    if one.taken == "largest":
-        return math.nan if any(map(math.isnan, values)) else max(values)
+    if one.taken in ("smallest", "largest"):
+        extreme = min if one.taken == "smallest" else max
+        return math.nan if any(map(math.isnan, values)) else extreme(values)
     return total(values)
 
 

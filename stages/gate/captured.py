@@ -7,7 +7,7 @@ from itertools import chain
 from typing import cast
 
 from trajreplay.query import Catalog, Selection, mismatch, run_sql
-from trajreplay.query.mismatch.captured import Step
+from trajreplay.query.mismatch.keys import Step
 from trajreplay.schema.errors import QueryError
 from trajreplay.stages.gate.heartbeats import Values
 

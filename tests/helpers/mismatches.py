@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,18 @@ def write_pair(
 
     usual: dict[str, Any] = {"rollout_id": 0, "step_id": 0, "stages": []}
     record(lake, tensors, **usual | options)
+
+
+def holding(samples: Sequence[Any], **tensors: Sequence[Any]) -> list[Callable[[Any], object]]:
+    """What makes a capture of samples with these columns."""
+
+    def of(name: str, values: Sequence[Any]) -> Callable[[Any], object]:
+        return lambda capture: capture.tensor(name, values)
+
+    return [
+        lambda capture: capture.samples(samples),
+        *(of(name, values) for name, values in tensors.items()),
+    ]
 
 
 def as_rows(values: Sequence[Any]) -> list[Any]:

@@ -283,6 +283,39 @@ def test_a_difference_that_is_not_finite_is_counted_and_an_error(tmp_path: Path)
     assert not report.ok
 
 
+@given(pairs(), st.data())
+def test_nothing_is_made_of_a_difference_that_is_no_number(
+    tmp_path_factory: Any, values: Any, data: st.DataObject
+) -> None:
+    old, rollout, masks = values
+    assume(any(map(len, old)))
+    row = data.draw(st.sampled_from([row for row, one in enumerate(old) if one]))
+    token = data.draw(st.integers(0, len(old[row]) - 1))
+    old[row][token], masks[row][token] = math.nan, 1
+    lake = Lake.create(tmp_path_factory.mktemp("nan") / "lake")
+    write_pair(lake, old, rollout, masks)
+    found = only_row(lake)
+    flat = [d for one in differences(old, rollout, masks) for d in one]
+    counts = {
+        "valid_tokens": len(flat),
+        "over_0_5": sum(abs(d) > 0.5 for d in flat),
+        "over_1_0": sum(abs(d) > 1.0 for d in flat),
+        "equal_tokens": sum(d == 0 for d in flat),
+        "truncated_share": sum(d > math.log(2) for d in flat) / len(flat),
+    }
+    assert {name: found[name] for name in counts} == pytest.approx(counts)
+    others = token_reference([[0.0]]).keys() - counts.keys()
+    assert [name for name in sorted(others) if not math.isnan(found[name])] == []
+
+
+@pytest.mark.parametrize("delta", [math.inf, -math.inf])
+def test_an_infinite_difference_gives_infinite_divergences(delta: float, tmp_path: Path) -> None:
+    lake = Lake.create(tmp_path)
+    write_pair(lake, [[-1.0 if delta > 0 else -math.inf]], [[-math.inf if delta > 0 else -1.0]])
+    row = only_row(lake)
+    assert [row[name] for name in ("generation_kl", "policy_kl")] == [math.inf, math.inf]
+
+
 def write_rollout(lake: Lake, values: list[list[float]], rollout_id: int) -> None:
     record(
         lake,
