@@ -34,7 +34,7 @@ from trajreplay.stages.block import Block
 from trajreplay.stages.capability import ability
 from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.compose import summed_components
-from trajreplay.stages.kl import compare_kl
+from trajreplay.stages.kl import computed_kl
 from trajreplay.stages.outputs import Recorded
 from trajreplay.stages.rewards import Processed, raw_rewards
 from trajreplay.stages.sample_losses import SampleLosses
@@ -169,7 +169,7 @@ def _made(block: Block, way: Way) -> tuple[dict[str, Tensor], dict[str, dict[str
     """The columns and, by stage, scalars that the stages of one cohort give, in turn."""
     raw, scored = raw_rewards(block), block.settings.reward
     reward = Processed(block, raw).values.float().double()
-    kl = compare_kl(block)[1].float().double()
+    kl = computed_kl(block)[1].float().double()
     replaced = {"reward": reward, "kl": kl}
     found = {name: one.float().double() for name, one in estimated(block, replaced).items()}
     if scored.weights:

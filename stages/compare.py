@@ -180,11 +180,16 @@ def _largest(error: Tensor, bounds: Sequence[int]) -> list[float]:
 
 
 def _outside(error: Tensor, recomputed: Tensor, tolerance: Tolerance) -> Tensor:
-    """(K,) int64. Elements beyond the tolerance; an error of 0 never is."""
+    """(K,) int64. Elements beyond the tolerance."""
+    return beyond(error, recomputed, tolerance).nonzero().squeeze(1)
+
+
+def beyond(error: Tensor, recomputed: Tensor, tolerance: Tolerance) -> Tensor:
+    """(E,) bool. Whether elements are beyond the tolerance; an error of 0 never is."""
     limit = recomputed.abs().mul_(tolerance.rtol).add_(tolerance.atol)
     # A NaN fails the first comparison; an infinite difference fails the second.
     within = (error <= limit).logical_and_(error < torch.inf).logical_or_(error == 0.0)
-    return (~within).nonzero().squeeze(1)
+    return within.logical_not_()
 
 
 def compare_scalar(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -14,18 +16,19 @@ from trajreplay.stages.kernels import approx_kl_error, half_ulp
 
 def replay_advantage_kl(block: Block) -> None:
     """Recompute the KL of policy against reference token by token."""
-    inputs, recomputed, compared = compare_kl(block)
+    inputs, recomputed, compare = computed_kl(block)
+    compared = compare()
     if compared.disagree is not None:
         recorded = block.packed.tokens("kl")
         block.chained["kl"] = torch.where(compared.disagree, recomputed, recorded)
     block.record("advantage.kl", compared.looks, inputs=inputs, outputs=("kl",), noun="tokens")
 
 
-def compare_kl(block: Block) -> tuple[tuple[str, ...], Tensor, Compared]:
+def computed_kl(block: Block) -> tuple[tuple[str, ...], Tensor, Callable[[], Compared]]:
     """The columns that the KL is made of, the KL of each token, and how the recorded ones compare.
 
     Returns:
-        Names, (N,) float64, and the comparison.
+        Names, (N,) float64, and what makes the comparison.
     """
     settings, kernel = block.settings.kl, block.kernel("advantage.kl")
     dtype = block.dtypes.get("kl", "float32")
@@ -64,15 +67,17 @@ def compare_kl(block: Block) -> tuple[tuple[str, ...], Tensor, Compared]:
             rounded = kl_tokens(settings, mine.float(), theirs.float())
             return rounding + evaluation_slack(recomputed[tokens], rounded)
 
-    compared = compare_elements(
-        block.packed.tokens("kl"),
-        recomputed,
-        block.packed.token_bounds,
-        block.tolerance("advantage.kl", "kl"),
-        slack=slack,
-        describe=lambda one, old, new: block.token_divergence("kl", one, old, new),
-        ranks=block.ranks_of_tokens,
-        active=block.active,
-        exact=block.as_recorded("kl", in_float32()) if block.exact else None,
-    )
-    return inputs, recomputed, compared
+    def compare() -> Compared:
+        return compare_elements(
+            block.packed.tokens("kl"),
+            recomputed,
+            block.packed.token_bounds,
+            block.tolerance("advantage.kl", "kl"),
+            slack=slack,
+            describe=lambda one, old, new: block.token_divergence("kl", one, old, new),
+            ranks=block.ranks_of_tokens,
+            active=block.active,
+            exact=block.as_recorded("kl", in_float32()) if block.exact else None,
+        )
+
+    return inputs, recomputed, compare

@@ -202,11 +202,11 @@ def _compare_sum(block: Block, one: Recorded, losses: SampleLosses) -> Look:
 
 def sample_scalars(
     block: Block, one: Recorded, losses: SampleLosses
-) -> tuple[Tensor, Tensor, Compared]:
+) -> tuple[Tensor, Tensor, Callable[[], Compared]]:
     """One value a sample, recorded and recomputed: its masked mean, or with reduction sum the sum.
 
     Returns:
-        (K,) float64 each, for the samples that the output covers, and how they compare.
+        (K,) float64 each, for the samples that the output covers, and what compares them.
     """
     output, name = one.output, one.output.field
     terms = losses.means[name]
@@ -220,18 +220,24 @@ def sample_scalars(
         return abs(scale) * (error * terms.denominator[samples] if summed else error)
 
     recorded, recomputed = sample_values(block, one), scale * exact[one.samples]
-    compared = compare_elements(
-        recorded,
-        recomputed,
-        [0, len(recorded)],
-        block.tolerance(one.output.stage, name),
-        slack=slack,
-        describe=lambda at, old, new: block.sample_divergence(name, int(one.samples[at]), old, new),
-        ranks=lambda at: block.ranks_of_samples(one.samples[at]),
-        exact=losses.float32.samples(name, one.samples, output) if block.exact else None,
-    )
-    return recorded, recomputed, compared
+
+    def describe(at: int, old: float, new: float) -> Divergence:
+        return block.sample_divergence(name, int(one.samples[at]), old, new)
+
+    def compare() -> Compared:
+        return compare_elements(
+            recorded,
+            recomputed,
+            [0, len(recorded)],
+            block.tolerance(one.output.stage, name),
+            slack=slack,
+            describe=describe,
+            ranks=lambda at: block.ranks_of_samples(one.samples[at]),
+            exact=losses.float32.samples(name, one.samples, output) if block.exact else None,
+        )
+
+    return recorded, recomputed, compare
 
 
 def _compare_samples(block: Block, one: Recorded, losses: SampleLosses) -> Look:
-    return sample_scalars(block, one, losses)[2].looks[0]
+    return sample_scalars(block, one, losses)[2]().looks[0]

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from trajreplay.schema.policy import Tolerance
 from trajreplay.stages.block import Block
+from trajreplay.stages.compare import beyond
 from trajreplay.stages.explain.trying import joined, tried
 from trajreplay.stages.faults import Fault, Told
 from trajreplay.stages.least_wrong import continuous_scalars
-from trajreplay.stages.values import Key, Values
+from trajreplay.stages.values import Hopeless, Key, Values
 from trajreplay.stages.variants import Variant, changed_settings
 
 # How much of what the settings miss by a value may be off that only a bound of rounding lets
@@ -72,6 +73,56 @@ class Fit:
         return int(self.undecided > 0), len(self.told), self.order
 
 
+class Target:
+    """What is to be reproduced: what a stage of a cohort recorded.
+
+    Args:
+        block: The cohort.
+        stage: The stage.
+        base: What is recorded, and what the settings give.
+        failed: Gets what faults raise.
+    """
+
+    def __init__(self, block: Block, stage: str, base: list[Values], failed: list[str]) -> None:
+        self.block, self.stage, self.base, self.failed = block, stage, base, failed
+        self._missed = {one.key: _missed(one) for one in base}
+        self._tolerance = {one.key: block.tolerance(stage, one.field) for one in base}
+
+    def wide(self, key: Key, recorded: Tensor, recomputed: Tensor, share: float) -> Tensor:
+        """(E,) bool. Values that can agree with a hypothesis only because its bound is wide.
+
+        Args:
+            key: What they are.
+            recorded: (E,) float64.
+            recomputed: (E,) float64. What the hypothesis gives.
+            share: How much of what the settings miss by they may be off.
+        """
+        error = (recorded - recomputed).abs_()
+        too_far = error > share * self._missed[key]
+        return too_far.logical_and_(beyond(error, recomputed, self._tolerance[key]))
+
+    def hopeless(self, share: Callable[[str], float]) -> Hopeless:
+        """Says of a field whether one of its values is off by so much that no bound saves it."""
+        known = {one.key: one for one in self.base}
+
+        def lost(key: Key, recorded: Tensor, recomputed: Tensor) -> bool:
+            one = known.get(key)
+            if one is None or len(one.counts) != len(recorded):
+                return False
+            wide = self.wide(key, recorded, recomputed, share(key[0]))
+            return bool(wide.logical_and_(one.counts).any())
+
+        return lost
+
+
+def _missed(one: Values) -> Tensor:
+    """(E,) float64. What the settings miss values by; where they do not, the most of the others."""
+    missed = (one.recorded - one.recomputed).abs()
+    wrong = one.disagree & torch.isfinite(missed)
+    known = missed[wrong & one.counts]
+    return torch.where(wrong, missed, float(known.max()) if len(known) else torch.inf)
+
+
 def can_join(one: Fit, other: Fit, wrong: frozenset[Key]) -> bool:
     """Whether two faults can be all that is wrong.
 
@@ -83,52 +134,41 @@ def can_join(one: Fit, other: Fit, wrong: frozenset[Key]) -> bool:
     return not still and mine <= one.right and theirs <= other.right
 
 
-def fit_pair(
-    block: Block, stage: str, one: Fit, other: Fit, base: list[Values], failed: list[str]
-) -> Fit | None:
+def fit_pair(target: Target, one: Fit, other: Fit) -> Fit | None:
     """Both at once; None where they are one fault, or two arithmetics."""
     pair = (*one.told, *other.told)
     if pair[0][0].id == pair[1][0].id:
         return None
     if pair[0][1].variant.arithmetic and pair[1][1].variant.arithmetic:
         return None
-    return fit_of(block, stage, pair, one.order + other.order, base, failed)
+    return fit_of(target, pair, one.order + other.order)
 
 
-def fit_of(
-    block: Block,
-    stage: str,
-    told: tuple[tuple[Fault, Told], ...],
-    order: int,
-    base: list[Values],
-    failed: list[str],
-) -> Fit | None:
+def fit_of(target: Target, told: tuple[tuple[Fault, Told], ...], order: int) -> Fit | None:
     """How some faults at once, each told in one way, fit what is recorded.
 
     Args:
-        block: The cohort.
-        stage: The stage.
+        target: What is recorded.
         told: The faults, and how each changes it.
         order: Their place in the catalogue.
-        base: What is recorded, and what the settings give.
-        failed: Gets what a fault raises.
 
     Returns:
         None where they cannot be tried, or do not give every field that is recorded.
     """
-    found = tried(block, stage, told, failed)
+    block, stage = target.block, target.stage
+    share = _shares(block, stage, joined(told))
+    found = tried(block, stage, told, target.failed, target.hopeless(share))
     if found is None:
         return None
     by_key = {one.key: one for one in found}
     agree, undecided, errors = 0, 0, [0.0]
     right, moves, repaired = set[Key](), set[Key](), set[Key]()
-    share = _shares(block, stage, joined(told))
-    for one in base:
-        name, other = one.field, by_key.get(one.key)
+    for one in target.base:
+        other = by_key.get(one.key)
         # A fault changes what is right; recorded values that it changes, too, prove nothing.
         if other is None or not bool(_same(other.recorded, one.recorded).all()):
             return None
-        wide = _is_wide(one, other, block.tolerance(stage, name), share(name.partition(".")[0]))
+        wide = target.wide(one.key, other.recorded, other.recomputed, share(one.field))
         fits = one.counts & ~other.disagree & ~wide
         agree += int(fits.sum())
         undecided += other.undecided
@@ -140,7 +180,7 @@ def fit_of(
         right.add(one.key)
         if bool((one.disagree & one.counts).any()):
             repaired.add(one.key)
-    values = sum(int(one.counts.sum()) for one in base)
+    values = sum(int(one.counts.sum()) for one in target.base)
     sets = frozenset(right), frozenset(moves), frozenset(repaired)
     return Fit(told, order, values, agree, max(errors), undecided, *sets)
 
@@ -161,30 +201,19 @@ def resting_on_counts(base: Sequence[Values]) -> int:
 def _shares(block: Block, stage: str, variant: Variant) -> Callable[[str], float]:
     """By field, how much of a miss an error may be that only a bound allows."""
     if not stage.startswith("loss."):
-        return lambda field: SURE
+        return lambda name: SURE
     settings = changed_settings(block.settings, variant.settings)
     continuous = continuous_scalars(settings.loss) if stage == "loss.policy" else ("value_loss",)
-    return lambda field: SURE if field in continuous else COUNTED
+    return lambda name: SURE if name.partition(".")[0] in continuous else COUNTED
 
 
-def _is_wide(one: Values, other: Values, tolerance: Tolerance, share: float) -> torch.Tensor:
-    """(E,) bool. Values that agree with a hypothesis only because its bound is wide."""
-    error = (other.recorded - other.recomputed).abs()
-    outside = error > tolerance.atol + tolerance.rtol * other.recomputed.abs()
-    missed = (one.recorded - one.recomputed).abs()
-    known = missed[one.disagree & one.counts & torch.isfinite(missed)]
-    most = float(known.max()) if len(known) else torch.inf
-    missed = torch.where(one.disagree & torch.isfinite(missed), missed, most)
-    return outside & (error > share * missed)
-
-
-def _same(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def _same(one: Tensor, other: Tensor) -> Tensor:
     if len(one) != len(other):
         return torch.zeros(1, dtype=torch.bool)
     return (one == other) | (one.isnan() & other.isnan())
 
 
-def largest_error(one: Values, where: torch.Tensor) -> float:
+def largest_error(one: Values, where: Tensor) -> float:
     """The largest error of some values; a NaN that is recorded and recomputed is none."""
     error = (one.recorded - one.recomputed).abs()[where]
     error = error[~(one.recorded[where].isnan() & one.recomputed[where].isnan())]

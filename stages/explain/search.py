@@ -12,6 +12,7 @@ from trajreplay.stages.explain.explanation import Explanation, Hypothesis
 from trajreplay.stages.explain.fit import (
     EVIDENCE,
     Fit,
+    Target,
     can_join,
     fit_of,
     fit_pair,
@@ -60,14 +61,14 @@ def explain_stage(
         return
     by_chance = resting_on_counts(base)
     mine = [(order, one) for order, one in enumerate(faults) if one.stage == stage and one.tries]
-    failed = explanation.failed
-    fits = _known(block, stage, mine, base, first, failed)
+    target = Target(block, stage, base, explanation.failed)
+    fits = _known(target, mine, first)
     explanation.searched = not fits and not only_first
     if explanation.searched:
-        found = list(_singles(block, stage, mine, base, failed))
+        found = list(_singles(target, mine))
         fits = [one for one in found if one.reproduces]
         if not fits:
-            fits = [one for one in _pairs(block, stage, found, base, failed) if one.reproduces]
+            fits = [one for one in _pairs(target, found) if one.reproduces]
         if not fits:
             nearest = max(found, key=lambda one: (one.agree, -one.order), default=None)
             if nearest is not None and nearest.agree > explanation.of - explanation.differ:
@@ -81,25 +82,18 @@ def explain_stage(
 
 
 def _known(
-    block: Block,
-    stage: str,
-    faults: Sequence[tuple[int, Fault]],
-    base: list[Values],
-    first: Sequence[tuple[str, ...]],
-    failed: list[str],
+    target: Target, faults: Sequence[tuple[int, Fault]], first: Sequence[tuple[str, ...]]
 ) -> list[Fit]:
     """What explained a cohort before and does this one, too: singles, or else pairs."""
     ids = {one for known in first for one in known}
-    found = list(
-        _singles(block, stage, [pair for pair in faults if pair[1].id in ids], base, failed)
-    )
+    found = list(_singles(target, [pair for pair in faults if pair[1].id in ids]))
     fits = [one for one in found if one.reproduces]
     if fits:
         return fits
     pairs = {frozenset(one) for one in first if len(one) > 1}
     moving = [one for one in found if one.moved]
     joined = (
-        fit_pair(block, stage, one, other, base, failed)
+        fit_pair(target, one, other)
         for one, other in combinations(moving, 2)
         if frozenset(one.faults + other.faults) in pairs
     )
@@ -122,24 +116,17 @@ def _describe(explanation: Explanation, base: list[Values]) -> None:
     )
 
 
-def _singles(
-    block: Block,
-    stage: str,
-    faults: Sequence[tuple[int, Fault]],
-    base: list[Values],
-    failed: list[str],
-) -> Iterator[Fit]:
+def _singles(target: Target, faults: Sequence[tuple[int, Fault]]) -> Iterator[Fit]:
     for order, fault in faults:
-        for told in told_of(fault, block, failed):
-            fit = fit_of(block, stage, ((fault, told),), order, base, failed)
+        for told in told_of(fault, target.block, target.failed):
+            fit = fit_of(target, ((fault, told),), order)
             if fit is not None:
                 yield fit
 
 
-def _pairs(
-    block: Block, stage: str, singles: list[Fit], base: list[Values], failed: list[str]
-) -> Iterator[Fit]:
+def _pairs(target: Target, singles: list[Fit]) -> Iterator[Fit]:
     """Pairs of singles that repair a part, or that move the values and are settings or factors."""
+    base = target.base
     if sum(int((one.disagree & one.counts).sum()) for one in base) < EVIDENCE:
         return
     moving = [one for one in singles if one.moved and not one.told[0][0].alone]
@@ -149,7 +136,7 @@ def _pairs(
     for one, other in combinations([*best, *plain[:BESIDE]], 2):
         if not can_join(one, other, wrong):
             continue
-        fit = fit_pair(block, stage, one, other, base, failed)
+        fit = fit_pair(target, one, other)
         if fit is not None:
             yield fit
 

@@ -14,7 +14,7 @@ from trajreplay.stages.block import Block
 from trajreplay.stages.faults import Fault, Told
 from trajreplay.stages.faults.fault import Handed
 from trajreplay.stages.plugins import guarded
-from trajreplay.stages.values import Values, recompute
+from trajreplay.stages.values import Hopeless, Values, recompute
 from trajreplay.stages.variants import Variant, varied
 
 _Of = TypeVar("_Of")
@@ -59,7 +59,11 @@ def handed_by(fault: Fault, given: Handed, failed: list[str]) -> Iterator[tuple[
 
 
 def tried(
-    block: Block, stage: str, told: Sequence[tuple[Fault, Told]], failed: list[str]
+    block: Block,
+    stage: str,
+    told: Sequence[tuple[Fault, Told]],
+    failed: list[str],
+    hopeless: Hopeless,
 ) -> list[Values] | None:
     """What a stage would be under some faults at once.
 
@@ -68,6 +72,7 @@ def tried(
         stage: The stage.
         told: The faults, and how each changes it.
         failed: Gets what they raise.
+        hopeless: Which fields need no bounds, since these save them not.
 
     Returns:
         None where these settings do not allow it, where it needs a column that the stage does not
@@ -77,7 +82,7 @@ def tried(
     found: list[Values] | None = None
     with _noted(faults, failed):
         try:
-            found = recompute(varied(block, joined(told), (stage,)), stage, quick=True)
+            found = recompute(varied(block, joined(told), (stage,)), stage, hopeless=hopeless)
         except (TrajReplayError, KeyError) as error:
             known = error.args[0] in STEPS if isinstance(error, KeyError) else True
             mistaken = isinstance(error, SchemaError) or not known
