@@ -17,7 +17,8 @@ from trajreplay.stages.counterfactual import CohortChange, FieldChange, WhatIf
 from trajreplay.stages.handing_on import HANDED_ON, Handed, Handover, taken_over
 from trajreplay.stages.judge import DEFAULT_MEMORY_BYTES
 from trajreplay.stages.report import CohortReport
-from trajreplay.stages.values import Values, recompute
+from trajreplay.stages.sparing import Values
+from trajreplay.stages.values import recompute
 from trajreplay.stages.variants import COMPUTED, Variant, changed_settings, varied
 from trajreplay.stages.whole import WholeCohorts, block_of
 

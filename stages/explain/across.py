@@ -8,7 +8,7 @@ from typing import Any
 
 from trajreplay.query import Cohort
 from trajreplay.stages.explain.explanation import Explanation
-from trajreplay.stages.explain.residual import kind_of, without_own
+from trajreplay.stages.explain.residual import without_own
 from trajreplay.stages.explain.run import Explained
 from trajreplay.stages.report import COMPARED, CohortReport
 
@@ -70,20 +70,40 @@ def clusters(explained: Explained) -> list[Cluster]:
     Args:
         explained: What `explain` found over several cohorts.
     """
-    alike: dict[tuple[str, str, tuple[str, ...], bool, tuple[str, ...]], list[Explanation]] = {}
+    named: dict[tuple[str, str, tuple[str, ...], bool], list[Explanation]] = {}
     for one in explained.explanations:
         faults = one.first.faults if one.first else ()
-        key = one.cohort.run_id, one.stage, faults, one.warns, _kind(one)
-        alike.setdefault(key, []).append(one)
-    made = [_cluster(explained, *key[:3], found) for key, found in alike.items()]
+        named.setdefault((one.cohort.run_id, one.stage, faults, one.warns), []).append(one)
+    made = [
+        _cluster(explained, *key[:3], found)
+        for key, alike in named.items()
+        for found in ([alike] if key[2] else _of_one_kind(alike))
+    ]
     return sorted(made, key=lambda one: (one.run_id, -len(one.cohorts), one.cohorts[0].order))
 
 
-def _kind(one: Explanation) -> tuple[str, ...]:
-    """What tells explanations apart that name no fault: why not, or the shape of the error."""
-    if one.first is not None:
-        return ()
-    return (without_own(one.note),) if one.note else kind_of(one.residual)
+def _of_one_kind(unnamed: Sequence[Explanation]) -> list[list[Explanation]]:
+    """Explanations that name no fault, those together that may be of one cause.
+
+    An error in few values has no shape for certain, and may have that of the others all the same.
+    """
+    kinds = {_kind(one) for one in unnamed}
+    left, found = list(unnamed), []
+    while left:
+        may_be = {
+            kind: [one for one in left if _kind(one) <= kind <= _kind(one) | one.fits]
+            for kind in kinds
+        }
+        # The kind of most, and of two the one that says more.
+        best = max(may_be, key=lambda kind: (len(may_be[kind]), len(kind), sorted(kind)))
+        found.append(may_be[best])
+        left = [one for one in left if all(one is not other for other in may_be[best])]
+    return found
+
+
+def _kind(one: Explanation) -> frozenset[str]:
+    """What tells explanations apart that name no fault: what differs, or else what is said."""
+    return one.kind or frozenset([without_own(one.note)])
 
 
 def _cluster(

@@ -108,6 +108,9 @@ class Explanation:
         warns: Whether it is a warning of a check, by which no stage diverged.
         weights: The newest weight version that sampled it, where that was captured.
         failed: Faults that could not be tried, as one of an installed package may fail, and why.
+        kind: What tells it from other explanations that name no fault: the check, what differs
+            and the shapes that its error has for certain.
+        fits: What its error may be of besides, few as its values are.
     """
 
     cohort: Cohort
@@ -126,6 +129,8 @@ class Explanation:
     warns: bool = False
     weights: int | None = None
     failed: list[str] = field(default_factory=list)
+    kind: frozenset[str] = frozenset()
+    fits: frozenset[str] = frozenset()
 
     @property
     def first(self) -> Hypothesis | None:

@@ -51,9 +51,10 @@ def unnamed_findings(
     for one in report.findings:
         if one.severity == "error" and one.stage is not None and one.check not in known:
             alike.setdefault((one.stage, one.check), []).append(one)
-    for (stage, _), found in alike.items():
+    for (stage, check), found in alike.items():
         more = f", and {len(found) - 1} more like it" if len(found) > 1 else ""
-        yield Explanation(place, stage, note=f"no known fault: {_said(found[0])}{more}")
+        note = f"no known fault: {_said(found[0])}{more}"
+        yield Explanation(place, stage, note=note, kind=frozenset([check]))
 
 
 def unexplained_stage(report: CohortReport, place: Cohort, stage: str) -> Explanation:
@@ -70,7 +71,9 @@ def unexplained_stage(report: CohortReport, place: Cohort, stage: str) -> Explan
         for one in result.divergences[:_SHOWN]
     ]
     said += [result.message] if result.message else []
-    return Explanation(place, stage, note=f"no known fault: {'; '.join(said) or 'it diverged'}")
+    note = f"no known fault: {'; '.join(said) or 'it diverged'}"
+    differs = frozenset(f"differs: {one.field.partition('[')[0]}" for one in result.divergences)
+    return Explanation(place, stage, note=note, kind=differs)
 
 
 def _versus(one: Divergence) -> str:

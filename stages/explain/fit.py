@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from trajreplay.stages.compare import beyond
 from trajreplay.stages.explain.trying import joined, tried
 from trajreplay.stages.faults import Fault, Told
 from trajreplay.stages.least_wrong import continuous_scalars
-from trajreplay.stages.values import Hopeless, Key, Values
+from trajreplay.stages.sparing import Key, Values, same
 from trajreplay.stages.variants import Variant, changed_settings
 
 # How much of what the settings miss by a value may be off that only a bound of rounding lets
@@ -40,6 +40,8 @@ class Fit:
         right: The fields that it gives throughout.
         moves: The fields of which it recomputes anything else than the settings do.
         repaired: The fields that it gives and the settings do not.
+        moved_at: (E,) bool each. By field, the values that it moves.
+        right_at: (E,) bool each. By field, the values that it gives.
     """
 
     told: tuple[tuple[Fault, Told], ...]
@@ -51,6 +53,8 @@ class Fit:
     right: frozenset[Key]
     moves: frozenset[Key]
     repaired: frozenset[Key]
+    moved_at: Mapping[Key, Tensor]
+    right_at: Mapping[Key, Tensor]
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -101,18 +105,31 @@ class Target:
         too_far = error > share * self._missed[key]
         return too_far.logical_and_(beyond(error, recomputed, self._tolerance[key]))
 
-    def hopeless(self, share: Callable[[str], float]) -> Hopeless:
-        """Says of a field whether one of its values is off by so much that no bound saves it."""
-        known = {one.key: one for one in self.base}
 
-        def lost(key: Key, recorded: Tensor, recomputed: Tensor) -> bool:
-            one = known.get(key)
-            if one is None or len(one.counts) != len(recorded):
-                return False
-            wide = self.wide(key, recorded, recomputed, share(key[0]))
-            return bool(wide.logical_and_(one.counts).any())
+class _Lost:
+    """Says of a field whether one of its values is off by so much that no bound saves it.
 
-        return lost
+    Args:
+        target: What is recorded.
+        share: How much of what the settings miss by a value of a field may be off.
+
+    Attributes:
+        fields: Those of which it said so.
+    """
+
+    def __init__(self, target: Target, share: Callable[[str], float]) -> None:
+        self._target, self._share = target, share
+        self._counts = {one.key: one.counts for one in target.base}
+        self.fields: set[Key] = set()
+
+    def __call__(self, key: Key, recorded: Tensor, recomputed: Tensor) -> bool:
+        counts = self._counts.get(key)
+        if counts is None or len(counts) != len(recorded):
+            return False
+        wide = self._target.wide(key, recorded, recomputed, self._share(key[0]))
+        if bool(wide.logical_and_(counts).any()):
+            self.fields.add(key)
+        return key in self.fields
 
 
 def _missed(one: Values) -> Tensor:
@@ -127,53 +144,84 @@ def can_join(one: Fit, other: Fit, wrong: frozenset[Key]) -> bool:
     """Whether two faults can be all that is wrong.
 
     A field that one of them alone moves is what that one makes of it; one that neither moves is
-    what the settings make of it.
+    what the settings make of it. So are most values of a field that both move; not all, since two
+    changes may meet in values that one alone leaves as they are, such as those of a clip.
     """
     mine, theirs = one.moves - other.moves, other.moves - one.moves
-    still = wrong - one.moves - other.moves
-    return not still and mine <= one.right and theirs <= other.right
+    if wrong - one.moves - other.moves or not (mine <= one.right and theirs <= other.right):
+        return False
+    return all(
+        _mostly(one.right_at[key], one.moved_at[key] & ~other.moved_at[key])
+        and _mostly(other.right_at[key], other.moved_at[key] & ~one.moved_at[key])
+        for key in one.moves & other.moves
+    )
+
+
+def _mostly(right: Tensor, of: Tensor) -> bool:
+    """Whether at least half of some values are right."""
+    count = int(of.sum())
+    return not count or 2 * int((right & of).sum()) >= count
+
+
+def contradict(one: Fit, other: Fit) -> bool:
+    """Whether two faults change one thing in two ways: of these, only one can have happened."""
+    (mine,), (theirs,) = ([told.variant for _, told in fit.told] for fit in (one, other))
+    same = {*mine.settings} & {*theirs.settings}
+    return (
+        one.faults == other.faults
+        or (mine.arithmetic is not None and theirs.arithmetic is not None)
+        or not {*mine.columns}.isdisjoint(theirs.columns)
+        or not {*mine.scales}.isdisjoint(theirs.scales)
+        or any(mine.settings[name] != theirs.settings[name] for name in same)
+    )
 
 
 def fit_pair(target: Target, one: Fit, other: Fit) -> Fit | None:
-    """Both at once; None where they are one fault, or two arithmetics."""
-    pair = (*one.told, *other.told)
-    if pair[0][0].id == pair[1][0].id:
+    """Both at once, where they give all of it."""
+    if contradict(one, other):
         return None
-    if pair[0][1].variant.arithmetic and pair[1][1].variant.arithmetic:
-        return None
-    return fit_of(target, pair, one.order + other.order)
+    return fit_of(target, (*one.told, *other.told), one.order + other.order, whole=True)
 
 
-def fit_of(target: Target, told: tuple[tuple[Fault, Told], ...], order: int) -> Fit | None:
+def fit_of(
+    target: Target, told: tuple[tuple[Fault, Told], ...], order: int, *, whole: bool = False
+) -> Fit | None:
     """How some faults at once, each told in one way, fit what is recorded.
 
     Args:
         target: What is recorded.
         told: The faults, and how each changes it.
         order: Their place in the catalogue.
+        whole: Whether a part that they give is of no interest.
 
     Returns:
         None where they cannot be tried, or do not give every field that is recorded.
     """
     block, stage = target.block, target.stage
     share = _shares(block, stage, joined(told))
-    found = tried(block, stage, told, target.failed, target.hopeless(share))
-    if found is None:
+    lost = _Lost(target, share)
+    found = tried(block, stage, told, target.failed, lost)
+    if found is None or (whole and lost.fields):
         return None
     by_key = {one.key: one for one in found}
     agree, undecided, errors = 0, 0, [0.0]
     right, moves, repaired = set[Key](), set[Key](), set[Key]()
+    moved_at, right_at = dict[Key, Tensor](), dict[Key, Tensor]()
     for one in target.base:
         other = by_key.get(one.key)
         # A fault changes what is right; recorded values that it changes, too, prove nothing.
-        if other is None or not bool(_same(other.recorded, one.recorded).all()):
+        if other is None or len(other.recorded) != len(one.recorded):
+            return None
+        if not bool(same(other.recorded, one.recorded).all()):
             return None
         wide = target.wide(one.key, other.recorded, other.recomputed, share(one.field))
-        fits = one.counts & ~other.disagree & ~wide
+        fits = one.counts & ~wide & _agree(one, other, spared=bool(lost.fields))
         agree += int(fits.sum())
         undecided += other.undecided
         errors.append(largest_error(other, fits))
-        if not bool(_same(other.recomputed, one.recomputed).all()):
+        moved_at[one.key] = one.counts & ~same(other.recomputed, one.recomputed)
+        right_at[one.key] = fits
+        if bool(moved_at[one.key].any()):
             moves.add(one.key)
         if bool((one.counts & ~fits).any()):
             continue
@@ -182,7 +230,21 @@ def fit_of(target: Target, told: tuple[tuple[Fault, Told], ...], order: int) -> 
             repaired.add(one.key)
     values = sum(int(one.counts.sum()) for one in target.base)
     sets = frozenset(right), frozenset(moves), frozenset(repaired)
-    return Fit(told, order, values, agree, max(errors), undecided, *sets)
+    return Fit(told, order, values, agree, max(errors), undecided, *sets, moved_at, right_at)
+
+
+def _agree(one: Values, other: Values, *, spared: bool) -> Tensor:
+    """(E,) bool. Values that agree with a hypothesis.
+
+    Where these were spared their bounds, what is not moved agrees as with the settings, and what
+    is far nearer than the hypothesis moves it does agree.
+    """
+    if not spared:
+        return ~other.disagree
+    error = (other.recorded - other.recomputed).abs()
+    near = error <= SURE * (other.recomputed - one.recomputed).abs()
+    unmoved = same(other.recomputed, one.recomputed)
+    return torch.where(unmoved, ~one.disagree, ~other.disagree | near)
 
 
 def resting_on_counts(base: Sequence[Values]) -> int:
@@ -205,12 +267,6 @@ def _shares(block: Block, stage: str, variant: Variant) -> Callable[[str], float
     settings = changed_settings(block.settings, variant.settings)
     continuous = continuous_scalars(settings.loss) if stage == "loss.policy" else ("value_loss",)
     return lambda name: SURE if name.partition(".")[0] in continuous else COUNTED
-
-
-def _same(one: Tensor, other: Tensor) -> Tensor:
-    if len(one) != len(other):
-        return torch.zeros(1, dtype=torch.bool)
-    return (one == other) | (one.isnan() & other.isnan())
 
 
 def largest_error(one: Values, where: Tensor) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Any
@@ -10,6 +11,7 @@ from trajreplay.schema.errors import TrajReplayError
 from trajreplay.stages.block import Block
 from trajreplay.stages.explain.explanation import Explanation, Hypothesis
 from trajreplay.stages.explain.fit import (
+    COUNTS,
     EVIDENCE,
     Fit,
     Target,
@@ -19,15 +21,22 @@ from trajreplay.stages.explain.fit import (
     largest_error,
     resting_on_counts,
 )
-from trajreplay.stages.explain.residual import residual_shape
+from trajreplay.stages.explain.residual import residual_shapes
 from trajreplay.stages.explain.trying import told_of
 from trajreplay.stages.faults import Fault, reported
-from trajreplay.stages.values import Values, recompute
+from trajreplay.stages.sparing import Values
+from trajreplay.stages.values import recompute
 from trajreplay.stages.variants import Variant, varied
 
 # Singles that are combined, and settings beside them: of half the square of both together, a search
 # of one stage recomputes those pairs that can be right by what each moves.
 PAIRED, BESIDE = 14, 10
+# Clauses on the error of one field, and of all.
+CLAUSES, CLAUSES_IN_ALL = 3, 6
+# What explains no more than this part of what differs is near to nothing.
+NEAREST = 0.1
+# So many ways of one fault that repair nothing are enough where others are there.
+WAYS = 3
 
 
 def explain_stage(
@@ -71,10 +80,11 @@ def explain_stage(
             fits = [one for one in _pairs(target, found) if one.reproduces]
         if not fits:
             nearest = max(found, key=lambda one: (one.agree, -one.order), default=None)
-            if nearest is not None and nearest.agree > explanation.of - explanation.differ:
+            right = explanation.of - explanation.differ
+            if nearest is not None and nearest.agree - right > NEAREST * explanation.differ:
                 explanation.nearest = _hypothesis([nearest], by_chance)
     if not fits:
-        explanation.residual = residual_shape(block, base)
+        _describe_residual(explanation, block, base)
     alike: dict[tuple[str, ...], list[Fit]] = {}
     for fit in sorted(fits, key=lambda one: one.rank):
         alike.setdefault(fit.faults, []).append(fit)
@@ -116,6 +126,23 @@ def _describe(explanation: Explanation, base: list[Values]) -> None:
     )
 
 
+def _describe_residual(explanation: Explanation, block: Block, base: list[Values]) -> None:
+    """The shape of the error, of each field a few clauses, and the kind that it is of."""
+    shapes = residual_shapes(block, base)
+    by_field: Counter[str] = Counter()
+    for one in shapes:
+        name, colon, _ = one.says.partition(": ")
+        by_field[name if colon else ""] += 1
+        if by_field[name if colon else ""] <= CLAUSES:
+            explanation.residual.append(one.says)
+    del explanation.residual[CLAUSES_IN_ALL:]
+    wrong = [one.field for one in base if bool((one.disagree & one.counts).any())]
+    named = [one for one in wrong if one.partition(".")[0] not in COUNTS] or wrong
+    differs = {f"differs: {one}" for one in named}
+    explanation.kind = frozenset(differs | {one.kind for one in shapes if one.certain})
+    explanation.fits = frozenset(differs | {one.kind for one in shapes})
+
+
 def _singles(target: Target, faults: Sequence[tuple[int, Fault]]) -> Iterator[Fit]:
     for order, fault in faults:
         for told in told_of(fault, target.block, target.failed):
@@ -130,8 +157,10 @@ def _pairs(target: Target, singles: list[Fit]) -> Iterator[Fit]:
     if sum(int((one.disagree & one.counts).sum()) for one in base) < EVIDENCE:
         return
     moving = [one for one in singles if one.moved and not one.told[0][0].alone]
-    best = sorted(moving, key=lambda one: (-len(one.repaired), -one.agree, one.order))[:PAIRED]
-    plain = [one for one in moving if one.told[0][1].variant.settings and one not in best]
+    ranked = sorted(moving, key=lambda one: (-len(one.repaired), -one.agree, one.order))
+    best = _some_of_each(ranked)[:PAIRED]
+    rest = [one for one in moving if one.told[0][1].variant.settings and one not in best]
+    plain = _some_of_each(rest)
     wrong = frozenset(one.key for one in base if bool((one.disagree & one.counts).any()))
     for one, other in combinations([*best, *plain[:BESIDE]], 2):
         if not can_join(one, other, wrong):
@@ -139,6 +168,16 @@ def _pairs(target: Target, singles: list[Fit]) -> Iterator[Fit]:
         fit = fit_pair(target, one, other)
         if fit is not None:
             yield fit
+
+
+def _some_of_each(singles: list[Fit]) -> list[Fit]:
+    """Singles, of those that repair nothing the first few ways of each fault before the others."""
+    seen: Counter[tuple[str, ...]] = Counter()
+    first, others = list[Fit](), list[Fit]()
+    for one in singles:
+        seen[one.faults] += not one.repaired
+        (first if seen[one.faults] <= WAYS else others).append(one)
+    return [*first, *others]
 
 
 def _hypothesis(alike: Sequence[Fit], by_chance: int) -> Hypothesis:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from trajreplay.query import Cohort
 from trajreplay.stages.block import Block
 from trajreplay.stages.explain.explanation import Explanation
-from trajreplay.stages.explain.residual import kind_of
 from trajreplay.stages.explain.search import explain_stage
 from trajreplay.stages.faults import Fault
 
@@ -26,9 +25,9 @@ class _Course:
 
     in_vain: int = 0
     left: int = 0  # cohorts since the last search in full
-    kinds: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    kinds: Counter[frozenset[str]] = field(default_factory=Counter)
 
-    def wants(self, kind: tuple[str, ...]) -> bool:
+    def wants(self, kind: frozenset[str]) -> bool:
         """Whether an error of a kind is worth a search in full."""
         new = self.in_vain < ENOUGH * SEARCHES and self.kinds[kind] < OF_A_KIND
         return new or self.left >= EVERY
@@ -59,7 +58,7 @@ class Searches:
         tired = course.in_vain >= SEARCHES
         self._search(block, one, only_first=tired)
         if tired and not one.searched and one.first is None and one.differ and not one.note:
-            if course.wants(kind_of(one.residual)):
+            if course.wants(one.kind):
                 self._search(block, one, only_first=False)
             else:
                 course.left += 1
@@ -67,7 +66,7 @@ class Searches:
         if one.searched and one.first is None and one.differ and not one.note:
             course.in_vain += 1
             course.left = 0
-            course.kinds[kind_of(one.residual)] += 1
+            course.kinds[one.kind] += 1
         known += [each.faults for each in one.hypotheses if each.faults not in known]
 
     def again(self, load: Callable[[Cohort], Block | None]) -> None:

@@ -14,7 +14,8 @@ from trajreplay.stages.block import Block
 from trajreplay.stages.faults import Fault, Told
 from trajreplay.stages.faults.fault import Handed
 from trajreplay.stages.plugins import guarded
-from trajreplay.stages.values import Hopeless, Values, recompute
+from trajreplay.stages.sparing import Hopeless, Values
+from trajreplay.stages.values import recompute
 from trajreplay.stages.variants import Variant, varied
 
 _Of = TypeVar("_Of")

@@ -21,7 +21,8 @@ from trajreplay.stages.explain.explanation import Explanation
 from trajreplay.stages.explain.search import explain_stage
 from trajreplay.stages.faults import Fault, Told
 from trajreplay.stages.outputs import Recorded, recorded_outputs
-from trajreplay.stages.values import Values, recompute
+from trajreplay.stages.sparing import Values
+from trajreplay.stages.values import recompute
 from trajreplay.stages.variants import Variant, varied
 
 PLACE = Cohort("r", 0, 0, 0)

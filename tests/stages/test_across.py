@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,10 @@ import pytest
 from tests.helpers.scenes import WAY, drawn, write_rollout, write_step
 from tests.helpers.trainer import Arithmetic, Sample
 from trajreplay import Lake
-from trajreplay.stages.explain import clusters
+from trajreplay.query import Cohort
+from trajreplay.stages.explain import Explained, clusters
+from trajreplay.stages.explain.findings import unnamed_findings
+from trajreplay.stages.report import CohortReport, Finding, Report
 
 SCORED = ("sample", "reward.raw", "reward.post_process")
 _UNDIVIDED = replace(WAY, std=False)
@@ -131,3 +135,52 @@ def test_errors_that_are_not_alike_are_no_one_line(lake: Lake) -> None:
         next((one for one in ("a constant factor", "a constant offset") if one in line.text), "")
         for line in found
     ] == ["a constant factor", "a constant offset", ""]
+
+
+def _scaled(factor: float, few: int) -> Callable[[list[Sample], int], list[Sample]]:
+    """Rewards below 0 that are scaled, of all samples or of the first few of them."""
+
+    def spoil(samples: list[Sample], rollout: int) -> list[Sample]:
+        negative = [one for one in samples if one.reward is not None and one.reward < 0]
+        numbers = np.random.default_rng(rollout)
+        for one in negative[: few if rollout % 2 else None]:
+            assert one.reward is not None
+            one.reward = float(np.float32(one.reward * factor * numbers.uniform(1.0, 2.0)))
+        return samples
+
+    return spoil
+
+
+def _noisy(samples: list[Sample], rollout: int) -> list[Sample]:
+    """Noise on so few samples that any of their errors lie in a part of all by chance."""
+    numbers = np.random.default_rng(rollout)
+    for row in numbers.choice(len(samples), 1 + rollout % 3, replace=False):
+        reward = samples[row].reward
+        assert reward is not None
+        samples[row].reward = float(np.float32(reward + numbers.normal(0.5, 0.1)))
+    return samples
+
+
+@pytest.mark.parametrize("spoil", [_scaled(3.0, 2), _noisy])
+def test_one_cause_that_nothing_explains_is_one_line(
+    lake: Lake, spoil: Callable[[list[Sample], int], list[Sample]]
+) -> None:
+    """Also where few values are wrong, whose error is of no shape for certain."""
+    for rollout in range(4):
+        samples = spoil(_many(rollout=rollout), rollout)
+        write_rollout(lake, samples, WAY, settings=WAY.full, stages=SCORED)
+    (found,) = [one for one in clusters(lake.explain()) if one.stage == "reward.post_process"]
+    assert len(found.cohorts) == 4
+    assert not found.faults
+
+
+def test_findings_of_one_check_are_one_line_whatever_they_say() -> None:
+    report = Report([CohortReport("r", 0, number, None, [0]) for number in range(3)])
+    explained = Explained(report)
+    for one, name in zip(report.cohorts, ("alpha", "beta", "gamma"), strict=True):
+        for check in ("plugin.check", "plugin.other"):
+            message = f"the column of {name} is not as {name[::-1]} has it"
+            one.findings.append(Finding(check, "error", message, stage="sample"))
+        place = Cohort("r", 0, one.rollout_id, None)
+        explained.explanations += unnamed_findings(one, place, (), ())
+    assert [len(one.cohorts) for one in clusters(explained)] == [3, 3]

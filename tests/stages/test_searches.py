@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.scenes import WAY, drawn, write_rollout
 from tests.helpers.trainer import Sample, Trainer
 from trajreplay import Lake
-from trajreplay.stages.explain import Explanation, searches
+from trajreplay.stages.explain import Explanation, fit, searches
 
 SCORED = ("sample", "reward.raw", "reward.post_process")
 
@@ -86,3 +86,13 @@ def test_a_run_that_nothing_explains_is_searched_here_and_there(lake: Lake) -> N
     assert ["tried only what explained" in one.text for one in found] == [
         not one.searched for one in found
     ]
+
+
+@pytest.mark.parametrize("spoil", [_undivided, _by_batch, _noise])
+def test_what_is_spared_its_bounds_is_named_as_with_them(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, spoil: Scoring
+) -> None:
+    _write(lake, 0, spoil)
+    spared = lake.explain().explanations
+    monkeypatch.setattr(fit._Lost, "__call__", lambda *given: False)
+    assert [one.text for one in lake.explain().explanations] == [one.text for one in spared]
