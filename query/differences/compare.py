@@ -125,7 +125,12 @@ def compare_column(
     if not odd:
         return None
     row = min(odd)
-    token = _first_token(left[row].as_py(), right[row].as_py(), row, rows, parents, places, column)
+    token = None
+    if column.is_list and uneven[row]:
+        token = _first_of_uneven(left.slice(row, 1), right.slice(row, 1), tolerance)
+    elif column.is_list:
+        start = parents.index(rows.index(row))
+        token = next(place for place in places if rows[parents[place]] == row) - start
     gaps = _gaps(flat, places)
     return FieldDifference(
         cohort.rollout_id,
@@ -219,23 +224,12 @@ def _gaps(flat: list[pa.Array], places: list[int]) -> list[float]:
     return [gap for gap in gaps if math.isfinite(gap)]
 
 
-def _first_token(
-    left: Any,
-    right: Any,
-    row: int,
-    rows: list[int],
-    parents: list[int],
-    places: list[int],
-    column: Column,
-) -> int | None:
-    if not column.is_list:
-        return None
-    if row in rows:
-        start = parents.index(rows.index(row))
-        return next(place for place in places if rows[parents[place]] == row) - start
-    a, b = left or [], right or []
-    differing = (n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
-    return next(differing, min(len(a), len(b)))
+def _first_of_uneven(left: pa.Array, right: pa.Array, tolerance: Tolerance) -> int:
+    """The first value of two lists of unequal length that differs, or that one lacks."""
+    first, second = (_plain(one.flatten()) for one in (left, right))
+    common = min(len(first), len(second))
+    differing = _differing(first.slice(0, common), second.slice(0, common), tolerance)
+    return next(iter(pc.indices_nonzero(differing).to_pylist()), common)
 
 
 def _at(value: Any, token: int | None) -> Any:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from trajreplay.query.capture_sets import CaptureSet
 from trajreplay.query.catalog import Catalog
 from trajreplay.query.experts.captured import Experts, RoutedRows, expert_columns, routed_rows
-from trajreplay.query.experts.sides import Generated, Lists, Place, Side
+from trajreplay.query.experts.sides import Generated, Lists, SamplePlace, Side
 from trajreplay.query.mismatch.pair import Origins, Pair
 from trajreplay.query.reading import read_columns
 from trajreplay.query.row_masks import Mask, SelectedSet
@@ -148,7 +148,7 @@ class PairedReading:
         place = self._place(entry, samples, row) if own is None else None
         return own if place is None else place.spans
 
-    def _place(self, entry: Entry, samples: pa.Table, row: int) -> Place | None:
+    def _place(self, entry: Entry, samples: pa.Table, row: int) -> SamplePlace | None:
         """Where the rollout has a sample that a step consumed."""
         if entry.key.kind != "step":
             return None
@@ -180,7 +180,7 @@ class PairedReading:
     def _own(piece: RoutedRows, name: str, row: int) -> Experts | None:
         return piece.choices[name].of(row) if name in piece.choices else None
 
-    def _filled(self, own: Side, place: Place) -> Side:
+    def _filled(self, own: Side, place: SamplePlace) -> Side:
         """What a step lacks of the sampler, taken from the rollout that the sample came from."""
         there = self._generated.side(place)
         if own.log_probs is None and there.log_probs is not None:

@@ -35,7 +35,7 @@ class Side(NamedTuple):
     log_probs: Any
 
 
-class Place(NamedTuple):
+class SamplePlace(NamedTuple):
     """Where a generated sample lies, and by which weights it was sampled.
 
     Args:
@@ -67,16 +67,16 @@ class Generated:
         self._rollout = lru_cache(maxsize=_KEPT_INDEXES)(self._read_places)
         self._sides = lru_cache(maxsize=_KEPT)(self._read_sides)
 
-    def place(self, run_id: str, attempt: int, rollout: int, sample_id: str) -> Place | None:
+    def place(self, run_id: str, attempt: int, rollout: int, sample_id: str) -> SamplePlace | None:
         """Where a sample lies; None where its rollout was not captured."""
         return self._rollout(run_id, attempt, rollout).get(sample_id)
 
-    def side(self, place: Place) -> Side:
+    def side(self, place: SamplePlace) -> Side:
         """What the sampler has of a sample."""
         return self._sides(place.key)[place.row]
 
-    def _read_places(self, run_id: str, attempt: int, rollout: int) -> dict[str, Place]:
-        found: dict[str, Place] = {}
+    def _read_places(self, run_id: str, attempt: int, rollout: int) -> dict[str, SamplePlace]:
+        found: dict[str, SamplePlace] = {}
         for key in self.catalog.by_cohort.get(Cohort(run_id, attempt, rollout, None), ()):
             entry = self.catalog.entry(key)
             if key.part == DATA and entry.owner and entry.rows:
@@ -85,7 +85,7 @@ class Generated:
                 )
                 names, spans = (rows[name].to_pylist() for name in rows.column_names)
                 for row, (name, span) in enumerate(zip(names, spans, strict=True)):
-                    found[name] = Place(key, row, span)
+                    found[name] = SamplePlace(key, row, span)
         return found
 
     def _read_sides(self, key: CaptureKey) -> list[Side]:

@@ -11,7 +11,7 @@ from trajreplay.query.mismatch.keys import Step
 from trajreplay.schema.errors import QueryError
 from trajreplay.stages.gate.heartbeats import Values
 
-Place = tuple[int, int]  # rollout and step
+StepPlace = tuple[int, int]  # rollout and step
 OF_MISMATCH = (
     "valid_tokens",
     "over_0_5",
@@ -71,7 +71,7 @@ def captured_steps(
     only: tuple[int, int | None] | None = None,
     *,
     reads: Collection[str],
-) -> dict[Place, Values]:
+) -> dict[StepPlace, Values]:
     """What the step captures of one attempt say, by rollout and step.
 
     A step of which a capture is missing or dropped is there without values. What the mismatch has
@@ -88,11 +88,11 @@ def captured_steps(
         DatasetError: A file is not what its entry says, or a column is a copy of the other.
         QueryError: A step says what cannot be summed up.
     """
-    found: dict[Place, Values] = {}
+    found: dict[StepPlace, Values] = {}
     keys = catalog.by_attempt.get((run_id, attempt), ())
     wanted = [key for key in keys if key.kind == "step" and only in (None, key[3:5])]
     for key in wanted:  # a step of which nothing can be said counts, as one without values
-        found.setdefault(cast(Place, key[3:5]), {})
+        found.setdefault(cast(StepPlace, key[3:5]), {})
     if not wanted:
         return found
     where = f"attempt = {attempt}"
@@ -111,10 +111,12 @@ def captured_steps(
     return found
 
 
-def _mismatch(catalog: Catalog, selection: Selection, *, any_version: bool) -> dict[Place, Values]:
+def _mismatch(
+    catalog: Catalog, selection: Selection, *, any_version: bool
+) -> dict[StepPlace, Values]:
     """The statistics by step, what is wrong with them, and how many tokens they leave out."""
     others: Mapping[Step, int]
-    found: dict[Place, Values] = {}
+    found: dict[StepPlace, Values] = {}
     try:
         report = mismatch(catalog, selection, by=["step"], level="step", any_version=any_version)
     except QueryError as error:
@@ -135,5 +137,5 @@ def _mismatch(catalog: Catalog, selection: Selection, *, any_version: bool) -> d
                 values = {name: row[name] for name in (*OF_MISMATCH, EQUAL_TOKENS)}
                 found[place] = values | {MISMATCH_ERRORS: odd}
     for step, count in others.items():
-        found.setdefault(cast(Place, step[2:]), {})[OF_OTHER_VERSION] = count
+        found.setdefault(cast(StepPlace, step[2:]), {})[OF_OTHER_VERSION] = count
     return found

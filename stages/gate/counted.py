@@ -8,11 +8,9 @@ from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError, shown
 from trajreplay.schema.events import HEARTBEAT, TERMINAL
 from trajreplay.schema.identity import DATA, CaptureKey
-from trajreplay.stages.gate.captured import OF_MISMATCH
+from trajreplay.stages.gate.captured import OF_MISMATCH, StepPlace
 from trajreplay.stages.gate.evidence import Evidence
 from trajreplay.stages.gate.heartbeats import Values, over_ranks, read_events
-
-Place = tuple[int, int]  # rollout, step
 
 
 def read_steps(found: Evidence) -> None:
@@ -22,7 +20,7 @@ def read_steps(found: Evidence) -> None:
         DatasetError: A heartbeat does not say which step it is of, and it cannot be counted.
     """
     beats: dict[int, list[tuple[int, int, Values]]] = {}  # by step: attempt, rank, values
-    uncounted: dict[tuple[int, Place], list[tuple[int, Values]]] = {}  # by attempt and place
+    uncounted: dict[tuple[int, StepPlace], list[tuple[int, Values]]] = {}  # by attempt and place
     stops = found.stops()
     for key in _events(found):
         for event, values in read_events(found.catalog, key):
@@ -72,7 +70,7 @@ def _note_process(found: Evidence, key: CaptureKey, event: str, values: Values) 
 def _count(
     found: Evidence,
     beats: dict[int, list[tuple[int, int, Values]]],
-    uncounted: Mapping[tuple[int, Place], list[tuple[int, Values]]],
+    uncounted: Mapping[tuple[int, StepPlace], list[tuple[int, Values]]],
 ) -> None:
     """Number the steps of resumed attempts that count none: on from those before, in order.
 
@@ -102,7 +100,7 @@ def _count(
 
 def _check_whole(
     beats: Mapping[int, list[tuple[int, int, Values]]],
-    uncounted: Mapping[tuple[int, Place], list[tuple[int, Values]]],
+    uncounted: Mapping[tuple[int, StepPlace], list[tuple[int, Values]]],
 ) -> None:
     """Refuse to number steps of which one may be missing: of no rollout, and of none its last.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
@@ -15,8 +15,7 @@ from trajreplay.stages.gate.captured import OF_MISMATCH, captured_steps
 from trajreplay.stages.gate.counted import read_steps, role_of
 from trajreplay.stages.gate.evidence import Evidence
 from trajreplay.stages.gate.heartbeats import Values
-
-Captured = tuple[int, int, int]  # attempt, rollout, step
+from trajreplay.stages.gate.order import Captured, check_order, numbered, shorter_rollouts
 
 
 def gather(
@@ -59,6 +58,7 @@ def gather(
         place = key.rollout_id or 0, key.step_id or 0
         captured.setdefault((key.attempt, *place), _named(*place))
     _place(found, captured)
+    check_order(found)
     _find_captured(found)
     found.records = len(catalog.by_attempt.get((run_id, found.last), ()))
     return found
@@ -109,6 +109,7 @@ def _read_ranks(found: Evidence) -> None:
 def _place(found: Evidence, captured: Mapping[Captured, Values]) -> None:
     """Put what was computed from captures on the steps of the heartbeats, or number them."""
     if not found.steps:
+        found.problems += shorter_rollouts(captured)
         for number, (attempt, values) in numbered(captured):
             if number in found.steps:
                 found.numbered_twice.append(number)
@@ -146,24 +147,3 @@ def _find_captured(found: Evidence) -> None:
     for step, values in found.steps.items():
         if tuple(values.get(name) for name in ("attempt", "rollout_id", "step_id")) in whole:
             found.captured.add(step)
-
-
-def numbered(
-    captured: Mapping[Captured, Values],
-) -> Iterator[tuple[int, tuple[int, Values]]]:
-    """Steps without heartbeats, counted in order; a number is left out for each gap.
-
-    Trainers count rollouts from 0 or 1: what begins with a later one has steps before it.
-    """
-    number, last = 0, None
-    for place in sorted(captured, key=lambda one: (one[1:], one[0])):
-        attempt, rollout_id, step_id = place
-        if last is not None and (rollout_id, step_id) != last:
-            if rollout_id == last[0]:
-                number += step_id - last[1]
-            else:
-                number += rollout_id - last[0] + step_id
-        elif last is None:
-            number = max(rollout_id, 1) + step_id
-        last = rollout_id, step_id
-        yield number, (attempt, captured[place])

@@ -13,9 +13,10 @@ from trajreplay.schema.errors import QueryError
 from trajreplay.stages.gate.check import Check, Judged
 from trajreplay.stages.gate.checks import CHECKS, CHECKS_BY_NAME, judged, sources
 from trajreplay.stages.gate.evidence import Evidence
-from trajreplay.stages.gate.gathering import gather, numbered
+from trajreplay.stages.gate.gathering import gather
 from trajreplay.stages.gate.heartbeats import Values
 from trajreplay.stages.gate.of_run import misfit
+from trajreplay.stages.gate.order import numbered
 from trajreplay.stages.gate.policy import Policy, checked
 from trajreplay.stages.gate.verdict import CheckVerdict, in_order
 from trajreplay.stages.report import CohortReport

@@ -10,6 +10,7 @@ from trajreplay.stages.gate.check import Judged, Parameters
 from trajreplay.stages.gate.evidence import Evidence
 from trajreplay.stages.gate.heartbeats import is_number, total
 from trajreplay.stages.gate.policy import Policy
+from trajreplay.stages.gate.possible import impossible
 
 _OF_TAIL = ("over_1_0", "abs_delta_max")
 
@@ -128,7 +129,7 @@ def _measured(found: Evidence, given: Parameters) -> tuple[Evidence, str]:
             "them, too"
         )
     said = [one for step in found.steps.values() for one in step.get(MISMATCH_ERRORS, ())]
-    return found, said[0] if said else _equal(found)
+    return found, said[0] if said else _equal(found) or impossible(found)
 
 
 def _equal(found: Evidence) -> str:

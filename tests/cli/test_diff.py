@@ -71,3 +71,19 @@ def test_what_could_not_be_compared_exits_3(tmp_path: Path) -> None:
 def test_a_wrong_command_line_is_a_usage_error(lake: Path, args: tuple[str, ...]) -> None:
     outcome = run("diff", *args, "--lake", lake)
     assert (outcome.code, outcome.out) == (2, "")
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_two_attempts_of_a_run_are_held_against_each_other(tmp_path: Path, changed: bool) -> None:
+    made = Lake.create(tmp_path / "lake")
+    for attempt in range(2):
+        more = {"reward": 5.5} if attempt and changed else {}
+        rollout(made, 0, run_id="a", attempt=attempt, **more)
+    outcome = run("diff", "--lake", made.path, "--attempt", "0", "--attempt", "1")
+    assert (outcome.code, outcome.err) == (int(changed), "")
+    told = "run a attempt 0 and run a attempt 1: 1 cohort compared"
+    assert f"{'different' if changed else 'same'}: {told}" in outcome.out
+    if changed:
+        first = "first difference: rollout 0, stage reward.post_process, reward of sample s-0"
+        assert outcome.out.startswith(first)
+        assert outcome.out.splitlines()[0].endswith("in run a attempt 0, 5.5 in run a attempt 1")

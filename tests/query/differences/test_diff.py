@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from tests.helpers.captures import record, sample
 from trajreplay import Lake, QueryError, RecomputeConfig
+from trajreplay.query.catalog import Cohort
 from trajreplay.query.differences import DiffReport
-from trajreplay.query.differences.compare import Tolerance, _differing
+from trajreplay.query.differences.compare import Tolerance, _differing, compare_column
+from trajreplay.schema.tables import STEPS
 
 SAMPLES = 4
 LENGTH = 3
@@ -369,3 +371,27 @@ def test_a_difference_of_length_is_where_the_shorter_ends(lake: Lake) -> None:
 def test_the_report_is_plain_data(lake: Lake) -> None:
     report = two(lake, change=("old_log_probs", 2, 1, -7.0))
     assert json.loads(json.dumps(report.to_json()))["first"]["sample_id"] == "s-2"
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "tolerance", "token"),
+    [
+        ([float("nan"), 1.0, 2.0], [float("nan"), 1.0], Tolerance(), 2),
+        ([1.0, 1.5, 2.0], [1.0, 1.5000001], Tolerance(atol=0.1), 2),
+        ([1.0, 1.5, 2.0], [1.0, 1.5000001], Tolerance(), 1),
+        ([0.0, 1.0], [-0.0], Tolerance(), 0),
+        ([1.0, 2.0], [], Tolerance(), 0),
+        ([1.0, 2.0], None, Tolerance(), 0),
+    ],
+)
+def test_of_samples_of_unequal_length_the_first_token_is_one_that_differs(
+    left: list[float], right: list[float] | None, tolerance: Tolerance, token: int
+) -> None:
+    kind = pa.list_(pa.float32())
+    rows = pa.table({"rank": [0, 0], "sample_id": ["a", "b"]})
+    for sides in ((left, right), (right, left)):
+        first, second = (pa.array([[1.0], one], kind) for one in sides)
+        column, cohort = STEPS["old_log_probs"], Cohort("r", 0, 0, 0)
+        found = compare_column(cohort, "sample", column, first, second, rows, tolerance)
+        assert found is not None
+        assert (found.sample_id, found.token) == ("b", token)

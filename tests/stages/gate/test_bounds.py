@@ -39,10 +39,20 @@ def outcome(
         told: dict[str, Any] = {"attempt": 0, **HEALTHY}
         for name, given in (changed or {}).items():
             told[name] = given[place] if isinstance(given, list) else given
+        _fit(told)
         rows[place + 1] = told
     found = Evidence(catalog, "r", (0,), steps=rows, records=1)
     held = policy or load_gate_policy("router-replay")
     return judged(CHECKS_BY_NAME[check], found, held).passed
+
+
+def _fit(told: dict[str, Any]) -> None:
+    """Let what was not changed say the same: a token beyond 0.5 is counted, and is the largest."""
+    largest, over = (told.get(name) for name in ("abs_delta_max", "over_0_5"))
+    if largest == HEALTHY["abs_delta_max"] and over:
+        told["abs_delta_max"] = 0.6
+    elif over == HEALTHY["over_0_5"] and isinstance(largest, float) and largest > 0.5:
+        told["over_0_5"] = 1
 
 
 @pytest.mark.parametrize(
