@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from trajreplay.stages.compose import (
 )
 from trajreplay.stages.kernels import half_ulp
 from trajreplay.stages.remaining import remaining_tokens
-from trajreplay.stages.reward_findings import warn_of_batch_rewards
+from trajreplay.stages.reward_findings import warn_of_batch_rewards, warn_of_negative_variances
 from trajreplay.stages.whitening_sets import tokens_of
 from trajreplay.stages.wide import whole_batches
 
@@ -39,6 +40,8 @@ def replay_advantage_estimate(block: Block) -> None:
     reads = block.cohorts[0].abilities["advantage.estimate"].reads
     isolated = estimated(block, {})
     looks = compare_estimates(block, {name: isolated[name] for name in names}, {})
+    if "advantages" in names:
+        warn_of_negative_variances(block, isolated["advantages"])
     replaced = {name: block.chained[name] for name in reads if name in block.chained}
     chained = None
     final = isolated
@@ -191,6 +194,8 @@ def _errors(block: Block, replaced: dict[str, Tensor]) -> dict[str, Tensor]:
         found = _errors(wide.block, every)
         return {name: wide.own(values, per_token=True) for name, values in found.items()}
     given = _inputs(block, replaced, torch.float64, 0.0)
+    if "advantages" in block.packed.table.column_names:
+        given = replace(given, recorded=block.packed.tokens("advantages"))
     errors: dict[str, Tensor] = estimate_advantages_error(block.settings.advantage, given)._asdict()
     return errors
 

@@ -1,4 +1,4 @@
-"""What is said of processed rewards beside their verdict."""
+"""What is said of processed rewards, and of advantages, beside their verdict."""
 
 from __future__ import annotations
 
@@ -70,5 +70,31 @@ def warn_of_constant_groups(block: Block, equal: Callable[[], Tensor], looks: li
                     f"{count} samples are in groups of equal rewards: their float32 deviation is a "
                     f"rounding error over epsilon, up to {look.max_abs_error:.3g} instead of 0",
                     stage="reward.post_process",
+                )
+            )
+
+
+def warn_of_negative_variances(block: Block, recomputed: Tensor) -> None:
+    """Say where advantages are NaN as a variance by one pass makes them that came out negative.
+
+    Args:
+        block: The cohorts.
+        recomputed: (N,) float64. The advantages, by the exact variance.
+    """
+    own = block.settings.advantage
+    if own.whiten == "none" or not (own.whiten_one_pass and own.whiten_scale):
+        return
+    recorded = block.packed.tokens("advantages")
+    odd = recorded.isnan() & recomputed.isfinite() & block.packed.mask
+    for cohort, (start, stop) in zip(block.cohorts, block.spans("advantages"), strict=True):
+        if count := int(odd[start:stop].sum()):
+            cohort.report.findings.append(
+                Finding(
+                    "advantage.negative-variance",
+                    "warning",
+                    f"{count} whitened tokens are NaN, and by an exact variance they are not: "
+                    "E[x^2] - E[x]^2 in float32 can come out below -epsilon where advantages "
+                    "differ little for their mean",
+                    stage="advantage.estimate",
                 )
             )

@@ -80,7 +80,8 @@ class RewardSettings:
         overlong_penalty: Penalty at the end of the buffer.
         overlong_floored: Whether it grows no further beyond (OpenRLHF).
         stop_properly_coef: For truncated responses; None for none.
-        stop_properly_rule: Whether that does `multiply` their reward or `replace` it.
+        stop_properly_rule: Whether that does `multiply` their reward, less the overlong penalty, or
+            `replace` both (OpenRLHF).
         scale_from: Range that rewards are clamped to first (NeMo-RL); None for none.
         scale_to: Range that it is mapped to.
         bias, factor: Added to a shaped reward, and what the sum is multiplied by (AReaL).

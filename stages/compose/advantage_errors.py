@@ -39,7 +39,9 @@ def estimate_advantages_error(settings: AdvantageSettings, given: AdvantageInput
     if settings.opd_coef and settings.estimator != "opd":
         advantages = advantages + _distilled(settings, given)
     if settings.whiten != "none":
-        advantages = whitened(advantages, **calls.whitening(settings, given))
+        as_whitened = settings.clip is None and not given.overrides
+        recorded = given.recorded if as_whitened else None
+        advantages = whitened(advantages, **calls.whitening(settings, given), recorded=recorded)
     for kind, one in given.overrides.items():
         assert given.faults is not None
         zero = torch.zeros_like(advantages.value)

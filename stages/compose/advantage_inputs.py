@@ -32,6 +32,7 @@ class AdvantageInputs:
         faults: (N,) integer. What is wrong with the message of each token.
         overrides: What its tokens get, by the number of the fault.
         trained: (N,) bool. All trainable tokens, where fewer count.
+        recorded: (N,) float. The advantages that a trainer has, for bounds that go by them.
     """
 
     mask: Tensor
@@ -53,3 +54,4 @@ class AdvantageInputs:
     faults: Tensor | None = None
     overrides: Mapping[int, float] = field(default_factory=dict)
     trained: Tensor | None = None
+    recorded: Tensor | None = None

@@ -112,7 +112,7 @@ def _processed(settings: RewardSettings, raw: Rounded, given: RewardInputs) -> R
 
 
 def _shaped(settings: RewardSettings, rewards: Rounded, given: RewardInputs) -> Rounded:
-    """Scaled, cut and lengthy rewards: what each operation of one form rounds, and once more."""
+    """Scaled, lengthy and cut rewards: what each operation of one form rounds, and once more."""
     if settings.scale_from is not None and settings.scale_to is not None:
         source, target = settings.scale_from, settings.scale_to
         flat = rewards.value.flatten()
@@ -121,6 +121,10 @@ def _shaped(settings: RewardSettings, rewards: Rounded, given: RewardInputs) -> 
         size = value.abs() + 2.0 * abs(target[0]) + slope * sum(map(abs, source))
         error = torch.where(in_float32(value).error == 0.0, 0.0, 6.0 * U * size)
         rewards = Rounded(value, slope * rewards.error + error)
+    if settings.overlong_max_length is not None:
+        value = overlong_penalty(**calls.overlong(settings, given)).double()
+        error = torch.where(in_float32(value).error == 0.0, 0.0, 4.0 * U * value.abs())
+        rewards = rewards + Rounded(value, error)
     if settings.stop_properly_coef is not None and given.truncated is not None:
         cut = given.truncated if rewards.value.dim() == 1 else given.truncated[:, None]
         ruled = constant(settings.stop_properly_coef)
@@ -130,10 +134,6 @@ def _shaped(settings: RewardSettings, rewards: Rounded, given: RewardInputs) -> 
             zero = torch.zeros_like(rewards.value)
             ruled = Rounded(ruled.value + zero, ruled.error + zero)
         rewards = ruled.where(cut, rewards)
-    if settings.overlong_max_length is not None:
-        value = overlong_penalty(**calls.overlong(settings, given)).double()
-        error = torch.where(in_float32(value).error == 0.0, 0.0, 4.0 * U * value.abs())
-        rewards = rewards + Rounded(value, error)
     if settings.bias or settings.factor != 1.0:
         rewards = (rewards + constant(settings.bias)) * constant(settings.factor)
     return rewards

@@ -134,10 +134,14 @@ def _by_trajectory(
 
 
 def _shaped(settings: RewardSettings, rewards: Tensor, given: RewardInputs) -> Tensor:
+    """Scaled, less what it is too long, and then what it gets that did not stop (OpenRLHF)."""
     if settings.scale_from is not None and settings.scale_to is not None:
         source, target = settings.scale_from, settings.scale_to
         scaled = scale_rewards(rewards.flatten(), source=source, target=target)
         rewards = scaled.reshape(rewards.shape)
+    if settings.overlong_max_length is not None:
+        penalty = overlong_penalty(**calls.overlong(settings, given))
+        rewards = rewards + penalty.to(rewards.dtype)
     if settings.stop_properly_coef is not None and given.truncated is not None:
         rewards = truncation_rewards(
             rewards,
@@ -145,9 +149,6 @@ def _shaped(settings: RewardSettings, rewards: Tensor, given: RewardInputs) -> T
             coefficient=settings.stop_properly_coef,
             rule=settings.stop_properly_rule,
         )
-    if settings.overlong_max_length is not None:
-        penalty = overlong_penalty(**calls.overlong(settings, given))
-        rewards = rewards + penalty.to(rewards.dtype)
     if settings.bias or settings.factor != 1.0:
         rewards = (rewards + settings.bias) * settings.factor
     return rewards

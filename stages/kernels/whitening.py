@@ -50,7 +50,7 @@ def whiten(
             epsilon).
         ddof: 0 or 1.
         epsilon: Keeps the division finite. Unit of `values`, squared except in `std`.
-        one_pass: Whether v is the difference of two means, in float32.
+        one_pass: Whether v is the difference of two means, where `values` are float32 or narrower.
         short: What a set of ddof counted tokens or fewer, or of none, does: `raise`, `biased` (one
             token divides by n, none still raises), `keep` (v is 1, and none keeps its values) or
             `nan`.
@@ -65,12 +65,13 @@ def whiten(
             one pass is asked for around anything but the mean of the set.
 
     Conventions:
-        Sums run in float64. A masked token has no effect on another, NaN included. One pass takes
-        sums rounded once to float32 and E[x^2] - E[x]^2 in float32 from there: large values of a
-        small spread lose every digit, and a negative difference gives NaN, though a trainer whose
-        epsilon exceeds it goes on. Only centring needs one token, whatever ddof. Where b is of
-        other tokens, those without any that counts have a b of 0, and so has a lone token that is
-        left out of its own.
+        Sums run in float64. A masked token has no effect on another, NaN included. One pass of
+        float32 values takes sums rounded once to float32 and E[x^2] - E[x]^2 in float32 from there:
+        large values of a small spread lose every digit, and a negative difference gives NaN, though
+        a trainer whose epsilon exceeds it goes on. Of float64 values the exact v is taken, whatever
+        the passes: which digits a trainer lost, its own order of adding decides. Only centring
+        needs one token, whatever ddof. Where b is of other tokens, those without any that counts
+        have a b of 0, and so has a lone token that is left out of its own.
 
         verl and TRL's PPO have the defaults, NeMo-RL's GAE a ddof of 1 with `added`, its
         REINFORCE++ 0 with `floored`. slime and Relax take one pass, short `biased`; Relax's
@@ -117,7 +118,7 @@ def whiten(
     if scale:
         short_divisor = torch.full_like(count, torch.nan) if short == "nan" else count
         free = torch.where(count > ddof, count - ddof, short_divisor)
-        if one_pass:
+        if one_pass and values.dtype != torch.float64:
             variance = _one_pass_variance(sets, counted, count) * (count / free)
         else:
             squares = torch.where(unmasked, centred**2, 0.0)

@@ -33,6 +33,7 @@ def whitened(
     epsilon: float = 1e-8,
     one_pass: bool = False,
     short: str = "raise",
+    recorded: Tensor | None = None,
 ) -> Rounded:
     """Whiten tokens, and bound how far a float32 evaluation may lie from the exact value.
 
@@ -52,6 +53,7 @@ def whitened(
         epsilon: As there.
         one_pass: As there.
         short: As there.
+        recorded: (N,) float64. What a trainer has; narrows what one pass leaves open.
 
     Returns:
         (N,), exact values and bounds. Where a divisor may be 0 the bound is not finite.
@@ -62,8 +64,9 @@ def whitened(
     Conventions:
         Sums of tokens are reductions of a tensor, by pairs or in blocks, here f(16 + 4 log2 n) at
         most, and not one loop over all tokens, which would be f(n). A variance by one pass loses
-        what the mean square has of digits beyond it; where it comes out negative a trainer goes on
-        with its epsilon, or has NaN.
+        what the mean square has of digits beyond it; where it may come out negative a divisor may
+        be as small as any, and NaN beyond. The tokens of a set share it though, so that it is no
+        smaller than (sum |c| - sum e(c)) / sum |y|, of what is recorded.
 
     Source:
         Higham 2002, Accuracy and stability of numerical algorithms, sections 1.9 and 4.2; Chan,
@@ -113,14 +116,18 @@ def whitened(
             square = sets.sum((x.abs() + entry) ** 2) / count
             crossed = sets.sum((x.abs() + entry) * entry) / count
             off = (3.0 * (factor + 4.0 * U) * square + 4.0 * crossed) * (count / free)
-            low, high = (spread**2 - off).clamp(min=0.0), spread**2 + off
+            low, high = spread**2 - off, spread**2 + off
         else:
             off = (sets.sum(own**2) / free).sqrt()
             widest = ((spread + off) ** 2 + mean**2 * count / free).sqrt()
             off = off + 3.0 * (factor + 4.0 * U) * widest
             off = off + torch.where(widest > 0.0, FLOAT32_TINY * count / free, 0.0).sqrt()
             low, high = (spread - off).clamp(min=0.0) ** 2, (widest + off) ** 2
-        least = divisor_of(low, epsilon * (1.0 - U), form) * (1.0 - 4.0 * U)
+        least = divisor_of(low.clamp(min=0.0), epsilon * (1.0 - U), form) * (1.0 - 4.0 * U)
+        if one_pass and form == "added":  # a floor, or a root, makes no divisor of less than that
+            of_tokens = Rounded(*(torch.where(unmasked, one, 0.0) for one in (centred, error)))
+            shared = _shared_divisor(of_tokens, unmasked, recorded, sets)
+            least = torch.where(low < 0.0, torch.minimum(least, shared), least)
         most = divisor_of(high, epsilon * (1.0 + U), form) * (1.0 + 4.0 * U)
         scaled = quotient(Rounded(centred, error), least[sets.member], most[sets.member], value)
         if short == "keep":  # a set that is short is divided by 1 and an epsilon
@@ -131,6 +138,18 @@ def whitened(
     if short == "keep":
         error = torch.where(count[sets.member] == 0.0, values.error, error)
     return Rounded(value, error)
+
+
+def _shared_divisor(
+    centred: Rounded, unmasked: Tensor, recorded: Tensor | None, sets: Groups
+) -> Tensor:
+    """(G,) The least that the tokens of each set can have been divided by, above 0."""
+    if recorded is None:
+        return torch.full_like(sets.size, FLOAT32_TINY)
+    size = sets.sum(centred.value.abs()) - sets.sum(centred.error)
+    held = torch.where(unmasked, recorded.abs(), 0.0).nan_to_num(0.0, 0.0, 0.0)
+    total = sets.sum(held) * (1.0 + 4.0 * U)
+    return (size / total.clamp(min=FLOAT32_TINY)).clamp(min=FLOAT32_TINY)
 
 
 def _centre_error(x: Tensor, entry: Tensor, unmasked: Tensor, sets: Groups, centre: str) -> Tensor:

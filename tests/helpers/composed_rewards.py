@@ -181,6 +181,10 @@ class RewardTrainer(LossTrainer):
 
     def _shaped(self, sample: Sample) -> float:
         settings, reward = self.settings.reward, self.number(sample.raw_reward)
+        if settings.scale_from is not None and settings.scale_to is not None:
+            (low, high), (least, most) = settings.scale_from, settings.scale_to
+            share = (min(max(reward, low), high) - low) / (high - low)
+            reward = least + share * (most - least)
         if settings.overlong_max_length is not None:
             start = settings.overlong_max_length - settings.overlong_buffer
             counts = {
@@ -192,6 +196,9 @@ class RewardTrainer(LossTrainer):
             if settings.overlong_floored:
                 over = min(over, settings.overlong_buffer)
             reward += min(-over / settings.overlong_buffer * settings.overlong_penalty, 0.0)
+        if settings.stop_properly_coef is not None and sample.truncated:
+            kept = reward if settings.stop_properly_rule == "multiply" else 1.0
+            reward = kept * settings.stop_properly_coef
         return (reward + settings.bias) * settings.factor
 
     def groups(self) -> list[int]:

@@ -14,7 +14,8 @@ from tests.helpers.composed_corrections import CURRENT
 from tests.helpers.scenes import WAY, drawn, the_cohort, the_stage
 from tests.helpers.trainer import Sample
 from trajreplay import KlSettings, Lake, LossSettings, RewardSettings, Settings, with_changes
-from trajreplay.schema.settings import PROFILES
+from trajreplay.schema.settings import LOSS_TERMS, PROFILES, SECTIONS, differences
+from trajreplay.schema.settings.knobs import kinds
 from trajreplay.stages import CohortReport
 
 STAGES = (*ALL_STAGES, "loss.value")
@@ -67,6 +68,7 @@ VERL_RS = {**KEPT, "loss.rejection_denominator": "kept"}
 # TRL's RLOO: the KL within the reward, then leave-one-out, and the batch over its deviation.
 RLOO = {**LEAVE_ONE_OUT, "reward.divide_by_std": False}
 RESCALED = {"reward.rescale": "batch", "reward.batch_epsilon": 1e-4}
+OVERLONG = {"reward.overlong_max_length": 5, "reward.overlong_buffer": 2}
 STEPS = {"reward.unit": "step", "reward.n_samples_per_prompt": 2}
 AGENTS = {"reward.grouping": "agent", "reward.n_samples_per_prompt": None}
 
@@ -93,24 +95,37 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "stride": ({"reward.grouping": "stride", "reward.n_samples_per_prompt": 2}, REWARD),
     "std of the batch": ({"reward.std_grouping": "batch"}, REWARD),
     "epsilon": ({"reward.epsilon": 1e-2}, REWARD),
+    "over all of the group": ({"reward.ddof": 0}, REWARD),
     "epsilon as floor": ({"reward.epsilon": 0.5, "reward.epsilon_place": "floored"}, REWARD),
     "epsilon inside": ({"reward.epsilon": 0.5, "reward.epsilon_place": "inside"}, REWARD),
     "clipped before": ({"reward.clip_before": (0.25, 0.75)}, REWARD),
     "clipped after": ({"reward.clip_after": (-0.5, 0.5)}, REWARD),
-    "overlong": ({"reward.overlong_max_length": 5, "reward.overlong_buffer": 2}, REWARD),
+    "overlong": (OVERLONG, REWARD),
+    "overlong, less": ({**OVERLONG, "reward.overlong_penalty": 0.25}, REWARD),
+    "overlong, floored": (
+        {**OVERLONG, "reward.overlong_max_length": 3, "reward.overlong_floored": True},
+        REWARD,
+    ),
     "overlong trained tokens": (
-        {
-            "reward.overlong_max_length": 5,
-            "reward.overlong_buffer": 2,
-            "reward.overlong_counts": "trained",
-        },
+        {**OVERLONG, "reward.overlong_counts": "trained"},
         REWARD,
     ),
     "overlong first message": (
+        {**OVERLONG, "reward.overlong_counts": "first-message"},
+        REWARD,
+    ),
+    "scaled": ({"reward.scale_from": (0.25, 0.75), "reward.scale_to": (-1.0, 2.0)}, REWARD),
+    "cut responses": ({"reward.stop_properly_coef": 0.5}, REWARD),
+    "cut responses replaced": (
+        {"reward.stop_properly_coef": -0.5, "reward.stop_properly_rule": "replace"},
+        REWARD,
+    ),
+    "lengthy and cut responses": ({**OVERLONG, "reward.stop_properly_coef": 0.0}, REWARD),
+    "lengthy and cut responses replaced": (
         {
-            "reward.overlong_max_length": 5,
-            "reward.overlong_buffer": 2,
-            "reward.overlong_counts": "first-message",
+            **OVERLONG,
+            "reward.stop_properly_coef": -0.5,
+            "reward.stop_properly_rule": "replace",
         },
         REWARD,
     ),
@@ -354,6 +369,27 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
         {"loss.surrogate": "vespo", "loss.vespo_k_pos": 1.0, "loss.vespo_lambda_neg": 1.0},
         POLICY,
     ),
+    "vespo, the other shapes": (
+        {"loss.surrogate": "vespo", "loss.vespo_lambda_pos": 1.0, "loss.vespo_k_neg": 1.0},
+        POLICY,
+    ),
+    "sapo at other temperatures": (
+        {"loss.surrogate": "sapo", "loss.sapo_tau_pos": 2.0, "loss.sapo_tau_neg": 4.0},
+        POLICY,
+    ),
+    "kl-cov at another price": (
+        {"loss.surrogate": "kl-cov", "loss.kl_cov_fraction": 0.3, "loss.kl_cov_coef": 1.0},
+        POLICY,
+    ),
+    "dppo of heavier terms": (
+        {
+            "loss.surrogate": "dppo",
+            "loss.old_source": "rollout",
+            "loss.dppo_adv_tau": 0.5,
+            "loss.dppo_kl_tau": 0.1,
+        },
+        POLICY,
+    ),
     "vespo with weights": ({"loss.surrogate": "vespo", **RAW}, POLICY),
     "dro": ({"loss.surrogate": "dro", "loss.dro_beta": 0.5}, POLICY),
     "dppo": ({"loss.surrogate": "dppo", "loss.old_source": "rollout"}, POLICY),
@@ -491,6 +527,14 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
         POLICY,
     ),
     "kl loss": ({"loss.kl_loss_coef": 0.1, "loss.kl_loss_estimator": "k3"}, POLICY),
+    "kl loss of clamped ratios": (
+        {
+            "loss.kl_loss_coef": 0.1,
+            "loss.kl_loss_log_ratio_clamp": (-0.1, 0.1),
+            "loss.kl_loss_clamp": (-0.05, 0.05),
+        },
+        POLICY,
+    ),
     "kl loss weighted": ({"loss.kl_loss_coef": 0.1, "loss.kl_loss_weighted": True}, POLICY),
     "kl loss against the rollout": (
         {"loss.kl_loss_coef": 0.1, "loss.kl_loss_weighted": True, "loss.kl_loss_weight": "rollout"},
@@ -679,6 +723,22 @@ def test_what_a_setting_makes_passes(lake: Lake, name: str, seed: int) -> None:
 
 # The deviation around a leave-one-out mean is larger by the factor by which the distance is.
 EQUAL = {"around the baseline"}
+# Settings that no training of these covers, and what does.
+ELSEWHERE = {
+    "loss.undefined_weight": "test_a_weight_that_float32_does_not_hold_becomes_what_is_stated",
+    "advantage.whiten_one_pass": "test_a_small_spread_whitened_in_one_pass_is_no_fault",
+    "loss.kl_loss_source": "only inspected where it is not the default",
+    **dict.fromkeys((f"loss.{one}" for one in LOSS_TERMS if one != "opd"), "no arithmetic"),
+}
+SECTIONS_COVERED = ("reward", "kl", "advantage", "loss", "value")
+
+
+def test_every_setting_is_that_of_some_training() -> None:
+    stated = {name for changes, _ in CHANGES.values() for name in changes}
+    stated |= {name for base, changes, _ in BESIDE.values() for name in (*base, *changes)}
+    stated |= differences(Settings(), PLAIN).keys()
+    every = {f"{one}.{name}" for one in SECTIONS_COVERED for name in kinds(SECTIONS[one])}
+    assert every - stated == set(ELSEWHERE)
 
 
 @pytest.mark.parametrize("name", sorted(CHANGES.keys() - EQUAL))

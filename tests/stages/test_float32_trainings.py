@@ -224,3 +224,69 @@ def test_whitening_in_float32_is_no_fault_and_a_fault_in_it_is_found(
         )
         found = the_stage(the_cohort(own.replay()), ESTIMATE).verdict
         assert found in (("diverged",) if wrong else ("pass", "precision"))
+
+
+ONE_PASS = {
+    "reward.grouping": "none",
+    "advantage.estimator": "grpo",
+    "advantage.whiten": "cohort",
+}
+
+
+def _nearly_equal(seed: int, spread: float) -> list[Sample]:
+    """Samples of rewards that differ little for their mean, and what one pass makes of them."""
+    numbers = torch.Generator().manual_seed(seed)
+    rewards = 0.3 + spread * torch.randn(8, generator=numbers)
+    samples = [Sample(f"s-{row}", "g-0", [1] * (30 + 7 * row), 0.0) for row in range(8)]
+    for one, reward in zip(samples, rewards.tolist(), strict=True):
+        one.raw_reward = one.reward = reward
+    lengths = torch.tensor([one.length for one in samples])
+    every = rewards.repeat_interleave(lengths)
+    count, mean = len(every), every.sum() / len(every)
+    variance = ((every * every).sum() / count - mean * mean) * count / (count - 1)
+    whitened = (every - mean) * torch.rsqrt(variance + 1e-8)
+    for one, own in zip(samples, torch.split(whitened, lengths.tolist()), strict=True):
+        one.columns["advantages"] = one.columns["returns"] = own
+    return samples
+
+
+@pytest.mark.parametrize("profile", ["slime", "relax"])
+@pytest.mark.parametrize("spread", [1e-3, 1e-4, 1e-5])
+def test_a_small_spread_whitened_in_one_pass_is_no_fault(
+    lake: Lake, profile: str, spread: float
+) -> None:
+    """The trainer's own variance comes out larger, smaller, and now and then negative."""
+    settings = with_changes(PROFILES[profile].settings, ONE_PASS)
+    undefined = []
+    for number in range(20):
+        samples = _nearly_equal(number, spread)
+        undefined.append(bool(samples[0].columns["advantages"].isnan().any()))
+        stages = ("sample", "reward.raw", REWARD, ESTIMATE)
+        capture(
+            lake,
+            {0: samples},
+            WAY,
+            rollout_id=number,
+            stages=stages,
+            columns=("advantages",),
+            settings=settings,
+        )
+    assert any(undefined) == (spread == 1e-5)
+    cohorts = lake.replay().cohorts
+    assert len(cohorts) == len(undefined)
+    for cohort, is_nan in zip(cohorts, undefined, strict=True):
+        verdict = the_stage(cohort, ESTIMATE).verdict
+        assert verdict in (("diverged",) if is_nan else ("pass", "precision")), cohort.to_json()
+        said = "advantage.negative-variance" in {one.check for one in cohort.findings}
+        assert said == is_nan
+
+
+def test_what_one_pass_leaves_open_hides_no_other_advantage(lake: Lake) -> None:
+    """All tokens of a set share a divisor, however little is known of it."""
+    settings = with_changes(PROFILES["slime"].settings, ONE_PASS)
+    samples = _nearly_equal(0, 1e-4)
+    own = samples[2].columns["advantages"]
+    samples[2].columns["advantages"] = own * -1.0
+    stages = ("sample", "reward.raw", REWARD, ESTIMATE)
+    capture(lake, {0: samples}, WAY, stages=stages, columns=("advantages",), settings=settings)
+    assert the_stage(the_cohort(lake.replay()), ESTIMATE).verdict == "diverged"

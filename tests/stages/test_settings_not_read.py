@@ -112,7 +112,6 @@ def test_what_a_profile_fills_in_is_not_said(profile: str) -> None:
 # What changes no number of the cohort below though it is read, and why.
 UNSEEN = {
     "reward.n_samples_per_prompt",  # checked
-    "reward.stop_properly_coef",  # the trainings here cut no response
     "reward.bias",  # what is centred has none
     "reward.grouping",  # of greedy baselines, which are of no group
     "reward.unit",  # fragments of one trajectory have one reward

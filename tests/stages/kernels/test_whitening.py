@@ -173,10 +173,23 @@ def test_golden_one_pass_of_equal_values() -> None:
 
 
 def test_a_negative_one_pass_variance_is_undefined() -> None:
-    """Equal values whose square float32 rounds down, and whose mean it then squares up."""
-    bases = torch.arange(1.0, 200.0, dtype=torch.float64) / 7.0
-    found = [whiten(base.repeat(2), torch.ones(2), one_pass=True) for base in bases]
+    """Values whose mean square float32 rounds down, and whose mean it then squares up."""
+    bases = torch.arange(1.0, 200.0) / 7.0
+    pairs = [torch.stack([one, torch.nextafter(one, one + 1.0)]) for one in bases]
+    found = [whiten(one, torch.ones(2), one_pass=True) for one in pairs]
     assert any(one.isnan().all() for one in found)
+
+
+@given(ROWS, VALUES, st.sampled_from([0.0, 1.0, 1000.1]), OPTIONS)
+def test_one_pass_of_float64_is_exact(
+    rows: Packed, pool: list[float], level: float, options: dict[str, Any]
+) -> None:
+    """G29: a tool takes the variance in float64, whatever its framework did."""
+    values = (level + rows.tensor(pool) * 1e-4).double()
+    found = whiten(values, rows.mask, one_pass=True, **options)
+    torch.testing.assert_close(
+        found, whiten(values, rows.mask, **options), rtol=0.0, atol=0.0, equal_nan=True
+    )
 
 
 def test_sets_do_not_see_each_other() -> None:
