@@ -111,6 +111,8 @@ class AdvantageSettings:
         whiten_short: What is done where too few tokens count for a deviation: `raise`, and the
             cohort is refused; `biased`, a single token is divided by their number; `keep`, whose
             deviation is 1, and which leaves a set without any as it is; or `nan`.
+        returns: Returns of what has none of its own, which are its advantages (`grpo`,
+            `reinforce++-baseline`): as `estimated`, or as `whitened` (verl).
         invalid_tool_call: Advantage of the tokens of a message with an invalid tool call, whatever
             was estimated; None leaves it (NeMo-RL).
         malformed_thinking: The same of a message with malformed thinking.
@@ -144,6 +146,7 @@ class AdvantageSettings:
     whiten_form: str = name("added", "floored", "std")
     whiten_one_pass: bool = flag(False)
     whiten_short: str = name("raise", "biased", "keep", "nan")
+    returns: str = name("estimated", "whitened")
     invalid_tool_call: float | None = number(None)
     malformed_thinking: float | None = number(None)
     clip: Interval | None = interval(None)

@@ -73,7 +73,7 @@ _ALL = (
         Settings(
             reward=RewardSettings(lone="keep", baseline_counts="trained"),
             kl=KlSettings(value_clamp=_BOTH_TEN, clamped="k3"),
-            advantage=AdvantageSettings(masking="carry"),
+            advantage=AdvantageSettings(masking="carry", returns="whitened"),
             loss=LossSettings(
                 aggregation="token-mean",
                 batch_reduction="mean",
@@ -135,7 +135,7 @@ _ALL = (
                 undefined_weight=0.0,
                 count_epsilon=1e-8,
             ),
-            value=ValueSettings(clip=None, factor=0.5, counted="loss"),
+            value=ValueSettings(clip=None, factor=0.5, counted="loss", counts="unshifted"),
         ),
     ),
     Profile(
@@ -179,6 +179,7 @@ _ALL = (
             reward=RewardSettings(
                 grouping="none",
                 clip_before=_BOTH_TWENTY,
+                divisor="std-around-baseline",
                 epsilon=1e-5,
                 overlong_counts="trained",
             ),

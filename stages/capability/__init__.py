@@ -1,7 +1,7 @@
 """What can be recomputed: decided from contract version, settings, layout and columns."""
 
 from trajreplay.stages.capability.ability import LOG_PROB_SOURCES, Ability
-from trajreplay.stages.capability.advantages import message_faults
+from trajreplay.stages.capability.advantages import OF_NO_RETURNS, message_faults
 from trajreplay.stages.capability.batches import over_batches, over_trajectories
 from trajreplay.stages.capability.limits import limits
 from trajreplay.stages.capability.matrix import ability
@@ -11,6 +11,7 @@ from trajreplay.stages.capability.v1 import is_plain
 
 __all__ = [
     "LOG_PROB_SOURCES",
+    "OF_NO_RETURNS",
     "Ability",
     "ability",
     "is_plain",

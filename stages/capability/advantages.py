@@ -8,6 +8,8 @@ from trajreplay.schema.settings import CORRECTIONS, Settings
 from trajreplay.stages.capability.ability import LOG_PROB_SOURCES, Needs
 from trajreplay.stages.capability.rejections import rejected
 
+# Estimators whose advantages are all that they give.
+OF_NO_RETURNS = ("grpo", "reinforce++-baseline", "opd")
 # Estimators that sum up rewards as they are, masked ones as 0.
 _OF_PLAIN_RETURNS = ("remax", "otb")
 

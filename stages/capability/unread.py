@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trajreplay.schema.settings import PROFILES, SECTIONS, Settings
+from trajreplay.stages.capability.advantages import OF_NO_RETURNS
 from trajreplay.stages.capability.read_where import Read
 from trajreplay.stages.capability.unread_losses import OF_LOSSES, OF_VALUES
 
@@ -147,6 +148,12 @@ _OF_ADVANTAGES = (
         ("whiten_scale", "whiten_short", "whiten_leave_one_out"),
         _whitens,
         "where advantage.whiten says so",
+    ),
+    Read(
+        "advantage",
+        ("returns",),
+        lambda one: _whitens(one) and one.advantage.estimator in OF_NO_RETURNS,
+        "where advantages that are whitened are all that the estimator gives",
     ),
     Read(
         "advantage",

@@ -42,6 +42,8 @@ def estimate_advantages_error(settings: AdvantageSettings, given: AdvantageInput
         as_whitened = settings.clip is None and not given.overrides
         recorded = given.recorded if as_whitened else None
         advantages = whitened(advantages, **calls.whitening(settings, given), recorded=recorded)
+        if calls.returns_whitened(settings):
+            returns = advantages
     for kind, one in given.overrides.items():
         assert given.faults is not None
         zero = torch.zeros_like(advantages.value)

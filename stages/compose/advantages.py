@@ -60,20 +60,23 @@ def estimate_advantages(settings: AdvantageSettings, given: AdvantageInputs) -> 
         given: What it is done with.
 
     Returns:
-        In the dtype of the rewards; returns are those of the estimator.
+        In the dtype of the rewards; returns are those of the estimator, or as whitened.
     """
     found = _estimated(settings, given)
     advantages = found.advantages
     if settings.opd_coef and settings.estimator != "opd":
         advantages = _distilled(settings, given, advantages)
+    returns = found.returns
     if settings.whiten != "none":
         advantages = whiten(advantages, **calls.whitening(settings, given))
+        if calls.returns_whitened(settings):
+            returns = advantages
     for kind, one in given.overrides.items():
         assert given.faults is not None  # the capability matrix asks for them
         advantages = override_advantages(advantages, given.faults == kind, advantage=one)
     if settings.clip is not None:
         advantages = advantages.clamp(*settings.clip)
-    return Estimate(advantages, found.returns)
+    return Estimate(advantages, returns)
 
 
 def _estimated(settings: AdvantageSettings, given: AdvantageInputs) -> Estimate:

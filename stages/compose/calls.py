@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from trajreplay.schema import AdvantageSettings, RewardSettings
+from trajreplay.stages.capability import OF_NO_RETURNS
 from trajreplay.stages.compose.advantage_inputs import AdvantageInputs
 from trajreplay.stages.compose.reward_inputs import RewardInputs
 from trajreplay.stages.kernels.segments import segment_sum
@@ -109,6 +110,11 @@ def divisor_index(settings: RewardSettings, given: RewardInputs) -> Tensor | Non
 
 def _divisor(settings: RewardSettings) -> str:
     return settings.divisor if settings.divide_by_std else "none"
+
+
+def returns_whitened(settings: AdvantageSettings) -> bool:
+    """Whether the returns are the advantages, and as whitened."""
+    return settings.returns == "whitened" and settings.estimator in OF_NO_RETURNS
 
 
 def whitening(settings: AdvantageSettings, given: AdvantageInputs) -> Call:

@@ -41,6 +41,9 @@ class ComposedTrainer(RewardTrainer):
             returns = advantages if settings.advantage.estimator == "opd" else returns
         if settings.advantage.whiten != "none":
             advantages = self._whitened(advantages)
+            of_none = settings.advantage.estimator in ("grpo", "reinforce++-baseline", "opd")
+            if of_none and settings.advantage.returns == "whitened":
+                returns = advantages
         rows = []
         for one, row in zip(self.samples, advantages, strict=True):
             faults = (

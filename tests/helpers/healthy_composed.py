@@ -25,6 +25,7 @@ from trajreplay.schema import Output
 from trajreplay.schema.settings import PROFILES
 from trajreplay.stages import CohortReport
 from trajreplay.stages.capability import ability
+from trajreplay.stages.capability.losses import INSPECTED
 from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.judge import finish_report, judge_cohorts
 from trajreplay.stages.sources import NoSources
@@ -110,6 +111,8 @@ class Draw:
             "loss.eps_clip_high": 0.28,
         }
         base = Settings() if profile is None else PROFILES[profile].settings
+        if base.value.counts in INSPECTED["value.counts"]:  # and so no draw of a value loss
+            base = with_changes(base, {"value.counts": "trained"})
         changes: dict[str, Any] = dict(own)
         for name in self.choose.sample(sorted(self.named), self.choose.choice([0, 0, 1, 1, 2, 3])):
             changes |= self.named[name]

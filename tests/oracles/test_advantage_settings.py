@@ -15,6 +15,7 @@ from tests.oracles.test_advantages import GAMMA, GDPO_WEIGHTS, LAM, LEAST_DEVIAT
 from trajreplay import profile, with_changes
 from trajreplay.stages.compose import (
     AdvantageInputs,
+    Estimate,
     LossInputs,
     RewardInputs,
     estimate_advantages,
@@ -64,8 +65,8 @@ CASES: dict[str, dict[str, Any]] = {
 LEFT_OUT: dict[str, str] = {}
 
 
-def estimated(batch: Batch, changes: dict[str, Any]) -> Tensor:
-    """The advantages that the settings make of a batch, as the replay does."""
+def estimated(batch: Batch, changes: dict[str, Any]) -> Estimate:
+    """The advantages and returns that the settings make of a batch, as the replay does."""
     settings = with_changes(profile("verl").settings, FREE | changes)
     raw = batch.components if settings.reward.weights else batch.scores
     trained = batch.mask.sum(1)
@@ -95,7 +96,7 @@ def estimated(batch: Batch, changes: dict[str, Any]) -> Tensor:
             sum_pi_squared=batch.packed(sums),
             weights=weights,
         ),
-    ).advantages
+    )
 
 
 def test_every_registered_estimator_is_named_by_settings_or_left_out(verl: Verl) -> None:
@@ -109,7 +110,7 @@ def test_advantages_by_settings_are_those_of_verl(verl: Verl, name: str, batch: 
         assume(bool((torch.unique(batch.group_index, return_counts=True)[1] > 1).all()))
     counted, changes = batch.flat_mask > 0, CASES[name]
     if "advantage.whiten" in changes:
-        plain = estimated(batch, {**changes, "advantage.whiten": "none"})[counted]
+        plain = estimated(batch, {**changes, "advantage.whiten": "none"}).advantages[counted]
         assume(len(plain) > 1)
         assume(float(plain.double().std()) > LEAST_DEVIATION)
     settings = KERNELS[name].settings(batch, verl)
@@ -118,5 +119,6 @@ def test_advantages_by_settings_are_those_of_verl(verl: Verl, name: str, batch: 
     copies = {
         key: one.clone() if isinstance(one, Tensor) else one for key, one in arguments.items()
     }
-    found, _ = verl.core.ADV_ESTIMATOR_REGISTRY[name](**copies)
-    assert_rounded(batch.packed(found)[counted], estimated(batch, changes)[counted])
+    found = verl.core.ADV_ESTIMATOR_REGISTRY[name](**copies)
+    for theirs, ours in zip(found, estimated(batch, changes), strict=True):
+        assert_rounded(batch.packed(theirs)[counted], ours[counted])

@@ -139,7 +139,13 @@ DEFAULTS: list[tuple[str, dict[str, Any]]] = [
         | {"openrlhf": 1e-9, "areal": 1e-5},
     ),
     ("reward.baseline", dict.fromkeys(PROFILES, "mean") | {"nemo-rl": "leave-one-out"}),
-    ("reward.divisor", dict.fromkeys(PROFILES, "std") | {"nemo-rl": "leave-one-out-std"}),
+    (
+        "reward.divisor",
+        dict.fromkeys(PROFILES, "std")
+        | {"nemo-rl": "leave-one-out-std", "areal": "std-around-baseline"},
+    ),
+    ("advantage.returns", dict.fromkeys(PROFILES, "estimated") | {"verl": "whitened"}),
+    ("value.counts", dict.fromkeys(PROFILES, "trained") | {"nemo-rl": "unshifted"}),
     ("reward.overlong_floored", dict.fromkeys(PROFILES, False) | {"openrlhf": True}),
     ("reward.overlong_counts", {"areal": "trained", "verl": "response", "openrlhf": "response"}),
     ("reward.clip_after", dict.fromkeys(PROFILES) | {"openrlhf": (-10.0, 10.0)}),

@@ -294,11 +294,15 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
         ESTIMATE,
     ),
     "whitened": (WHITE, ESTIMATE),
+    "whitened, returns and all": ({**WHITE, "advantage.returns": "whitened"}, ESTIMATE),
     "whitened by rank": ({"advantage.whiten": "rank"}, ESTIMATE),
     "whitened, ddof 0": ({**WHITE, "advantage.whiten_ddof": 0}, ESTIMATE),
     "whitened, floored": ({**WHITE, "advantage.whiten_form": "floored"}, ESTIMATE),
     "whitened, std": ({**WHITE, "advantage.whiten_form": "std"}, ESTIMATE),
-    "whitened by chunk": ({"advantage.whiten": "consumer-batch"}, ESTIMATE),
+    "whitened by chunk": (
+        {"advantage.whiten": "consumer-batch", "advantage.whiten_short": "keep"},
+        ESTIMATE,
+    ),
     "whitened around the mean of a group": (
         {**AREAL_NORM, "advantage.whiten_centre": "group"},
         ESTIMATE,
@@ -791,6 +795,11 @@ BESIDE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"advantage.reward_at": "after-last-unmasked"},
         ESTIMATE,
     ),
+    "returns that are whitened advantages": (
+        {**WHITE, "advantage.estimator": "reinforce++-baseline"},
+        {"advantage.returns": "whitened"},
+        ESTIMATE,
+    ),
     "what an advantage counts": (CLIPPED | WHITE, {"advantage.counts": "kept"}, ESTIMATE),
     "what an advantage counts by micro-batch": (
         {**CLIPPED, **WHITE, **M2, "loss.mean_over": "scope"},
@@ -928,7 +937,12 @@ def test_a_training_of_a_profile_passes(tmp_path: Path, name: str) -> None:
     lake = Lake.create(tmp_path / "lake")
     _record(lake, _shares(), settings, settings)
     cohort = _replayed(lake)
-    assert cohort.verdict in ("pass", "precision"), cohort.to_json()
+    if name == "nemo-rl":  # whose values of a row's end, which count, no column holds
+        assert "value.counts is 'unshifted'" in the_stage(cohort, VALUE).message
+        verdicts = {one.verdict for one in cohort.stages if one.stage != VALUE}
+        assert verdicts <= {"pass", "precision"}, cohort.to_json()
+    else:
+        assert cohort.verdict in ("pass", "precision"), cohort.to_json()
 
 
 @pytest.mark.parametrize(
