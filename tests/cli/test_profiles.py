@@ -35,6 +35,10 @@ NOT_OF_THE_EXAMPLE = {
     "overlong first message",
     "overlong trained tokens",
     "value clipped by loss",
+    # Its response that was cut has a reward of 0, and none is as long as that.
+    "cut responses",
+    "lengthy and cut responses",
+    "overlong, less",
 }
 
 
@@ -63,7 +67,10 @@ def test_two_profiles_differ_field_by_field_with_a_number(left: str, right: str)
     expected = differences(PROFILES[left].settings, PROFILES[right].settings)
     assert [one["setting"] for one in rows] == [*expected]
     for one in rows:
-        if one["setting"].partition(".")[0] in SECTION_OF.values():
+        section = one["setting"].partition(".")[0]
+        if section == "value" and "nemo-rl" in (left, right):
+            continue  # whose value loss counts values that no column holds
+        if section in SECTION_OF.values():
             lone = one["setting"] == "reward.lone"
             assert isinstance(one["number"], float) or (lone and one["number"] == "NaN"), one
             assert isinstance(one["changed"], float) or (lone and one["changed"] == "NaN"), one

@@ -271,7 +271,7 @@ def test_a_small_spread_whitened_in_one_pass_is_no_fault(
             columns=("advantages",),
             settings=settings,
         )
-    assert any(undefined) == (spread == 1e-5)
+    assert any(undefined) == (spread < 1e-3)
     cohorts = lake.replay().cohorts
     assert len(cohorts) == len(undefined)
     for cohort, is_nan in zip(cohorts, undefined, strict=True):
@@ -289,4 +289,5 @@ def test_what_one_pass_leaves_open_hides_no_other_advantage(lake: Lake) -> None:
     samples[2].columns["advantages"] = own * -1.0
     stages = ("sample", "reward.raw", REWARD, ESTIMATE)
     capture(lake, {0: samples}, WAY, stages=stages, columns=("advantages",), settings=settings)
-    assert the_stage(the_cohort(lake.replay()), ESTIMATE).verdict == "diverged"
+    (cohort,) = lake.replay().cohorts
+    assert the_stage(cohort, ESTIMATE).verdict == "diverged"

@@ -133,8 +133,10 @@ COINCIDENCE: dict[str, tuple[str, ...]] = {
     "constant norm": ("loss.count_epsilon",),
     "constant norm and samples": ("loss.count_epsilon",),
     "dppo": ("loss.dppo_measure",),
+    "dppo of heavier terms": ("loss.dppo_measure",),
     "m2po": ("loss.m2po_counts",),  # of samples that are trained on as a whole, or not at all
     "epsilon as floor": ("reward.ddof", "reward.std_grouping"),  # all of which lie below it
+    "sequence mask": ("loss.correction_norm",),  # every sample has a weight of 0
     "gspo on policy": ("loss.opsm_delta",),  # which nothing drifts beyond
 }
 HELD = (*COLUMNS, "micro_batch_id")
@@ -221,7 +223,7 @@ def _judge(context: str, section: str, name: str) -> None:
     for other in _others(base, section, name):
         try:
             changed = _numbers(other, section) != plain
-        except (ValueError, ZeroDivisionError, ArithmeticError, KeyError, TypeError):
+        except (ValueError, ArithmeticError, LookupError, TypeError):
             return  # what the loops of the training know nothing of
         says = any(one.startswith(f"{label} is") for one in not_read(STAGE_OF[section], other))
         if says:  # then the default, or that of a profile, gives the same
