@@ -1,14 +1,17 @@
-"""Whether a stage replayed as many tokens as its ranks fetched for it."""
+"""Whether a stage replayed every sample that its ranks fetched for it, and each once."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
+from trajreplay.query.routes.fetched import Share, recorded_in, rows_in
 from trajreplay.query.routes.findings import RouteFindings
+from trajreplay.query.routes.payloads import Matched
 from trajreplay.query.routes.policy import RoutePolicy
 from trajreplay.query.routes.shards import Held
 from trajreplay.query.routes.topology import Block, Topology
-from trajreplay.query.routes.trace import FETCH_STAGES, Batch, Pass, Trace
+from trajreplay.query.routes.trace import Batch, Pass, Trace
 
 # With these broken, micro-batches or lengths are known to be missing or wrong.
 _BEFORE = (
@@ -22,21 +25,31 @@ _BEFORE = (
     "cp.coverage",
     "cp.identity",
     "cp.reassembly",
+    "installed.payload",
 )
 
 
 def check_amounts(
-    trace: Trace, topology: Topology, held: list[Held], policy: RoutePolicy, say: RouteFindings
+    trace: Trace,
+    topology: Topology,
+    shares: Sequence[Share],
+    held: Sequence[Held],
+    matched: Mapping[int, Matched],
+    policy: RoutePolicy,
+    say: RouteFindings,
 ) -> None:
-    """Find whole micro-batches that no rank replayed, so that no other rule misses them.
+    """Find samples that were fetched and that no micro-batch replays, or several do.
 
-    A micro-batch whose shards were recorded has as many tokens as they count; of one beyond those,
-    its rows are an upper bound, since padding only adds to them.
+    Of a micro-batch whose shards were recorded, the lengths of its samples may be known, and are
+    among those fetched; else it has as many tokens as were counted. Of one beyond those, its rows
+    are an upper bound, since padding only adds to them.
 
     Args:
         trace: The trace.
         topology: Which ranks work together.
+        shares: What was fetched.
         held: What shards hold.
+        matched: Of shares by number, what samples were put together of.
         policy: The stages that replay.
         say: The findings.
     """
@@ -46,63 +59,70 @@ def check_amounts(
         reason = "whether ranks replayed all tokens that they fetched is not known: no order of "
         say.unverified("assign.coverage", reason + "them is")
         return
-    counted = {
-        (one.batch, one.block.ranks): sum(shard.verified or 0 for shard in one.shards)
-        for one in held
-    }
-    for stage in policy.stages:
-        fetched = _fetched(stage, trace)
-        together: dict[object, list[Block]] = defaultdict(list)
-        for block in topology.blocks:
-            if block.layers:
-                together[fetched.get(block.ranks[0], frozenset()), block.layers].append(block)
-        for blocks in together.values():
-            rank = blocks[0].ranks[0]
-            expected = sum(length for _, _, length in fetched.get(rank, frozenset()))
-            found = sum(_tokens(stage, block, trace, topology, counted) for block in blocks)
-            if found < expected:
-                ranks = ", ".join(str(rank) for block in blocks for rank in block.ranks)
-                say.fail(
-                    "assign.coverage",
-                    f"ranks {ranks} fetched {expected} tokens for {stage} and replayed {found} at "
-                    "most: micro-batches of it were not replayed",
-                    stage=stage,
-                    rank=rank,
-                )
+    known = {(one.batch, one.block.ranks): one for one in held}
+    for number, share in enumerate(shares):
+        if share.stage in policy.stages and share.blocks[0].layers:
+            lengths, others = _replayed(trace, topology, share, known)
+            _check_share(share, lengths, others, matched.get(number), say)
 
 
-def _fetched(stage: str, trace: Trace) -> dict[int, frozenset[tuple[int, str, int]]]:
-    """Step, key and valid tokens of each sample that a rank fetched for a traced step."""
-    steps = set(trace.steps.get(stage, ()))
-    found: dict[int, set[tuple[int, str, int]]] = defaultdict(set)
-    for one in trace.fetches:
-        rank = one.origin.rank
-        if FETCH_STAGES.get(one.stage or "") != stage or rank is None:
-            continue
-        if one.trace_step in steps:
-            found[rank].add((one.trace_step, one.key, one.valid_length))
-    return {rank: frozenset(samples) for rank, samples in found.items()}
-
-
-def _tokens(
-    stage: str,
-    block: Block,
+def _replayed(
     trace: Trace,
     topology: Topology,
-    counted: dict[tuple[Batch, tuple[int, ...]], int],
-) -> int:
-    """How many tokens a block replayed at most, over all steps."""
-    split = _split(stage, block, trace)
-    total = 0
-    for step in trace.steps.get(stage, ()):
-        rows: dict[int, int] = {}
-        for rank in block.ranks:
-            for number, count in trace.rows_of(Pass(stage, step, rank)).items():
-                rows[number] = max(rows.get(number, 0), count)
-        for number, count in rows.items():
-            most = count * split * topology.cp_size
-            total += min(most, counted.get((Batch(stage, step, number), block.ranks), most))
-    return total
+    share: Share,
+    known: Mapping[tuple[Batch, tuple[int, ...]], Held],
+) -> tuple[Counter[int], int]:
+    """Lengths of the samples that were replayed, and tokens of micro-batches without, at most."""
+    lengths: Counter[int] = Counter()
+    others = 0
+    for block in share.blocks:
+        rows = rows_in(trace, share.stage, share.step, block)
+        recorded = recorded_in(trace, share.stage, share.step, block)
+        split = _split(share.stage, block, trace) * topology.cp_size
+        for number in sorted(rows.keys() | recorded.keys()):
+            one = known.get((Batch(share.stage, share.step, number), block.ranks))
+            if one and one.composition:
+                lengths.update(one.composition.lengths)
+            elif one:
+                others += sum(shard.verified or 0 for shard in one.shards)
+            else:
+                others += rows.get(number, 0) * split
+    return lengths, others
+
+
+def _check_share(
+    share: Share, lengths: Counter[int], others: int, matched: Matched | None, say: RouteFindings
+) -> None:
+    fetched = Counter(share.lengths)
+    again = lengths - fetched if share.is_whole else Counter[int]()
+    most = sum((lengths & fetched).elements()) + others
+    ranks = ", ".join(str(rank) for block in share.blocks for rank in block.ranks)
+    reason = ""
+    if again:
+        told = ", ".join(str(length) for length in sorted(again.elements()))
+        reason = f"replayed samples of {told} tokens more often than they fetched some"
+    elif most < sum(share.lengths):
+        reason = f"fetched {sum(share.lengths)} tokens and replayed {most} of them at most"
+    elif matched and matched.left and not others and matched.count == lengths.total():
+        told = ", ".join(str(one.sample_idx) for one in matched.left)
+        reason = f"fetched samples {told} and replayed others instead"
+    if reason:
+        say.fail(
+            "assign.coverage",
+            f"ranks {ranks} {reason} in {share.stage}: not every sample was replayed",
+            stage=share.stage,
+            trace_step=share.step,
+            rank=share.blocks[0].ranks[0],
+        )
+    elif share.is_batch and share.is_less:
+        say.unverified(
+            "assign.coverage",
+            f"ranks {ranks} replayed more tokens in {share.stage} than the traces hold of what "
+            "they fetched: whether a sample was replayed twice is not known",
+            stage=share.stage,
+            trace_step=share.step,
+            rank=share.blocks[0].ranks[0],
+        )
 
 
 def _split(stage: str, block: Block, trace: Trace) -> int:

@@ -10,6 +10,7 @@ from trajreplay.query.routes.attempts import check_contract, check_one_attempt, 
 from trajreplay.query.routes.coverage import check_coverage
 from trajreplay.query.routes.dtypes import check_dtypes
 from trajreplay.query.routes.dummies import check_dummies
+from trajreplay.query.routes.fetched import shares_of
 from trajreplay.query.routes.findings import RouteFindings, RouteReport, in_order
 from trajreplay.query.routes.installed import check_installed
 from trajreplay.query.routes.policy import RoutePolicy
@@ -52,10 +53,11 @@ def check_routes(folder: str | os.PathLike[str], policy: RoutePolicy) -> RouteRe
         check_coverage(trace, topology, policy, say)
         fallback = check_replays(trace, policy, say)
         check_dtypes(trace, say)
-        held = check_shards(trace, topology, policy, say)
-        put = check_installed(trace, topology, held, say)
+        shares = shares_of(trace, topology)
+        held = check_shards(trace, topology, shares, policy, say)
+        put, matched = check_installed(trace, topology, held, shares, policy, say)
         if policy.contract == "transfer-queue":
-            check_amounts(trace, topology, held, policy, say)
+            check_amounts(trace, topology, shares, held, matched, policy, say)
         check_stage_routes(trace, policy, put, say)
         check_assigned(trace, topology, policy, say)
         check_values(trace, policy, fallback, say)

@@ -31,7 +31,11 @@ class Solution:
 
 
 def solve(
-    identities: tuple[TensorRecord, ...], lengths: tuple[int, ...] | None, valid: int = 0
+    identities: tuple[TensorRecord, ...],
+    lengths: tuple[int, ...] | None,
+    valid: int = 0,
+    *,
+    whole: bool = True,
 ) -> Solution:
     """Find the composition of a micro-batch.
 
@@ -39,17 +43,18 @@ def solve(
         identities: Of its shards, by context-parallel rank.
         lengths: Valid tokens of the samples that may be in it, in the order in which they were
             fetched; None where they are not known.
+        whole: Whether these are all samples that may be in it.
         valid: Tokens that its ranks counted: what has as many is tried first; 0 if not known.
     """
     shape = identities[0].shape
     if any(one.shape != shape for one in identities) or len(shape) != 3 or shape[2] != 3:
         return Solution(None)
     found = _search(identities, lengths, valid)
-    if lengths is None or found.composition or len(found.mismatched) < len(identities):
+    explained = len(found.mismatched) < len(identities)
+    if lengths is None or found.composition or (whole and explained):
         return found
     # None of the fetched samples explains anything of it: it may hold others.
-    guessed = _search(identities, None, valid)
-    return Solution(None, found.mismatched) if guessed.mismatched else Solution(None)
+    return _search(identities, None, valid)
 
 
 def _search(

@@ -6,17 +6,20 @@ samples are put together from them and hashed again; else what previews show is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from trajreplay.query.routes.fetched import Share
 from trajreplay.query.routes.findings import RouteFindings
 from trajreplay.query.routes.payloads import (
+    Matched,
     Put,
     Rows,
-    check_samples,
     gathered,
+    match_samples,
     sha256_of,
     tokens_of,
 )
+from trajreplay.query.routes.policy import RoutePolicy
 from trajreplay.query.routes.shards import Held
 from trajreplay.query.routes.topology import Block, Topology
 from trajreplay.query.routes.trace import Batch, Cell, Trace
@@ -24,16 +27,22 @@ from trajreplay.schema.bundles.r3.records import Assignment, Shard
 
 
 def check_installed(
-    trace: Trace, topology: Topology, held: list[Held], say: RouteFindings
-) -> list[Put]:
+    trace: Trace,
+    topology: Topology,
+    held: list[Held],
+    shares: Sequence[Share],
+    policy: RoutePolicy,
+    say: RouteFindings,
+) -> tuple[list[Put], dict[int, Matched]]:
     """Check assignments against shards, shards of a pipeline against one another, and payloads.
 
     Returns:
-        The samples that could be put together.
+        The samples that could be put together, and what they are of what was fetched.
     """
     put: list[Put] = []
     by_place = {(one.batch, one.block.ranks): one for one in held}
-    unknown = checked = 0
+    unknown = checked = strange = 0
+    is_queue = policy.contract == "transfer-queue"
     for one in held:
         for place, shard in enumerate(one.shards):
             _check_shown(trace, one, place, shard, say)
@@ -50,16 +59,17 @@ def check_installed(
             ]
             known = [rows for rows in whole if rows is not None]
             checked += 1
+            strange += is_queue and one.share is None
             if len(known) < len(whole):
                 unknown += 1
                 continue
             routes, tokens = gathered(one, known), gathered(one, tokens_of(one))
-            unknown += one.composition is None and bool(one.fetched)
-            check_samples(one, routes, tokens, say)
+            unknown += is_queue and one.composition is None
             put += [
-                Put(one.batch, ranks, tuple(ids), tuple(rows))
-                for ids, rows in zip(tokens, routes, strict=False)
+                Put(one, ranks, tuple(tokens[number]) if tokens else (), tuple(rows))
+                for number, rows in enumerate(routes)
             ]
+    matched = match_samples(shares, put, say)
     if held and not topology.replicas:
         say.unverified("installed.payload", "groups of ranks do not divide into equal pipelines")
     elif unknown:
@@ -67,7 +77,14 @@ def check_installed(
             "installed.payload",
             f"{unknown} of {checked} micro-batches: previews do not hold whole tensors",
         )
-    return put
+    if strange:
+        for rule in ("installed.payload", "cp.reassembly"):
+            say.unverified(
+                rule,
+                f"{strange} of {checked} micro-batches: the traces hold nothing that was fetched "
+                "for them",
+            )
+    return put, matched
 
 
 def assigned_of(

@@ -56,7 +56,7 @@ RULES = (
     RouteRule(
         "assign.coverage",
         "Every stated stage assigns routes to layers, in every step from the first to the last of "
-        "prev-logprob, and to as many tokens as its ranks fetched.",
+        "prev-logprob, and to every sample that its ranks fetched, once.",
     ),
     RouteRule(
         "layer.coverage",

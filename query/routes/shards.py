@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trajreplay.query.routes.composition import Composition
 from trajreplay.query.routes.counts import check_counts, check_valid, valid_rows, where_of
+from trajreplay.query.routes.fetched import Share, content_of, share_by_block
 from trajreplay.query.routes.findings import RouteFindings
 from trajreplay.query.routes.identity import Solution, solve
 from trajreplay.query.routes.policy import RoutePolicy
 from trajreplay.query.routes.topology import Block, Topology
-from trajreplay.query.routes.trace import FETCH_STAGES, Batch, Trace
-from trajreplay.schema.bundles.r3.records import PayloadSample, Shard, TensorRecord
+from trajreplay.query.routes.trace import Batch, Trace
+from trajreplay.schema.bundles.r3.records import Shard, TensorRecord
 
 
 @dataclass(frozen=True)
@@ -23,25 +24,29 @@ class Held:
         batch: The micro-batch.
         block: The ranks that hold it.
         shards: One for each context-parallel rank, in order.
-        fetched: What its ranks fetched for the stage, in order; empty under legacy-async.
+        share: What its ranks fetched for the pass; None if nothing is known of it.
         composition: Which positions are where; None where that is not known.
     """
 
     batch: Batch
     block: Block
     shards: tuple[Shard, ...]
-    fetched: tuple[PayloadSample, ...]
+    share: Share | None
     composition: Composition | None
 
 
 def check_shards(
-    trace: Trace, topology: Topology, policy: RoutePolicy, say: RouteFindings
+    trace: Trace,
+    topology: Topology,
+    shares: Sequence[Share],
+    policy: RoutePolicy,
+    say: RouteFindings,
 ) -> list[Held]:
     """Check identities, counts and reassembly of every micro-batch whose shards are there."""
     _check_shapes(trace, say)
     found: list[Held] = []
     solved: dict[object, Solution] = {}
-    fetched = _fetched(trace)
+    of_blocks = share_by_block(shares)
     undecided = 0
     # Lengths that were not all fetched, or not as they were put, leave no search complete.
     trusted = not say.has_failed("fetch.coverage", "fetch.hash", "tensor.shape")
@@ -53,9 +58,8 @@ def check_shards(
                 continue  # cp.coverage says so
             _check_peers(batch, block, shards, say)
             first = tuple(shards[block.at(place)[0]] for place in range(topology.cp_size))
-            known = fetched.get((batch.stage, batch.step, block.ranks[0]), ())
-            known = known if _covers(trace, batch, block, known) else ()
-            held = _check_block(batch, block, first, known, solved, trusted, say)
+            share = of_blocks.get((batch.stage, batch.step, block.ranks))
+            held = _check_block(batch, block, first, share, solved, trusted, say)
             undecided += held.composition is None
             found.append(held)
     if undecided and not say.has_failed("cp.reassembly"):
@@ -105,36 +109,12 @@ def _check_shapes(trace: Trace, say: RouteFindings) -> None:
                 )
 
 
-def _fetched(trace: Trace) -> dict[tuple[str, int, int], tuple[PayloadSample, ...]]:
-    found: dict[tuple[str, int, int], list[PayloadSample]] = defaultdict(list)
-    for one in trace.fetches:
-        stage = FETCH_STAGES.get(one.stage or "")
-        if stage and one.origin.rank is not None:
-            found[stage, one.trace_step, one.origin.rank].append(one)
-    return {
-        key: tuple(sorted(samples, key=lambda one: one.sample_idx))
-        for key, samples in found.items()
-    }
-
-
-def _covers(trace: Trace, batch: Batch, block: Block, fetched: tuple[PayloadSample, ...]) -> bool:
-    """Whether what was fetched has as many tokens as the micro-batches of the pass at least."""
-    held = sum(
-        shards[block.at(place)[0]].verified or 0
-        for other, shards in trace.shards.items()
-        if (other.stage, other.step) == (batch.stage, batch.step)
-        for place in range(len(block.ranks) // block.tensor)
-        if block.at(place)[0] in shards
-    )
-    return held <= sum(one.valid_length for one in fetched)
-
-
 def _check_peers(batch: Batch, block: Block, shards: dict[int, Shard], say: RouteFindings) -> None:
     """Tensor ranks of one context-parallel rank hold the same shard."""
     for start in range(0, len(block.ranks), block.tensor):
         first, *others = block.ranks[start : start + block.tensor]
         for rank in others:
-            if _content(shards[rank]) != _content(shards[first]):
+            if content_of(shards[rank]) != content_of(shards[first]):
                 say.fail(
                     "cp.reassembly",
                     f"ranks {first} and {rank} should hold the same shard of micro-batch "
@@ -147,20 +127,20 @@ def _check_block(
     batch: Batch,
     block: Block,
     shards: tuple[Shard, ...],
-    fetched: tuple[PayloadSample, ...],
+    share: Share | None,
     solved: dict[object, Solution],
     trusted: bool,
     say: RouteFindings,
 ) -> Held:
-    nothing = Held(batch, block, shards, fetched, None)
+    nothing = Held(batch, block, shards, share, None)
     identities = tuple(shard.identity for shard in shards if shard.identity)
     if not _check_identities(batch, shards, say) or _has_twins(batch, shards, say):
         return nothing
-    lengths = tuple(one.valid_length for one in fetched) or None
+    lengths, whole = (share.lengths, share.is_whole) if share else (None, False)
     counted = sum(shard.verified or 0 for shard in shards)
-    key = (lengths, counted, *(one.sha256 for one in identities))
+    key = (lengths, whole, counted, *(one.sha256 for one in identities))
     if key not in solved:
-        solved[key] = solve(identities, lengths, counted)
+        solved[key] = solve(identities, lengths, counted, whole=whole)
     solution = solved[key]
     for place in solution.mismatched if trusted else ():
         shard = shards[place]
@@ -173,7 +153,7 @@ def _check_block(
         )
     if solution.composition:
         check_valid(batch, shards, solution.composition, say)
-    return Held(batch, block, shards, fetched, solution.composition)
+    return Held(batch, block, shards, share, solution.composition)
 
 
 def _check_identities(batch: Batch, shards: tuple[Shard, ...], say: RouteFindings) -> bool:
@@ -215,10 +195,6 @@ def _has_twins(batch: Batch, shards: tuple[Shard, ...], say: RouteFindings) -> b
                     **where_of(batch, shard),
                 )
     return found
-
-
-def _content(shard: Shard) -> object:
-    return _hash(shard.routes), _hash(shard.identity), _hash(shard.input_ids)
 
 
 def _hash(tensor: TensorRecord | None) -> str | None:

@@ -26,22 +26,25 @@ def check_stage_routes(
     """
     if len(policy.stages) < 2:
         return
+    put = [one for one in put if one.tokens]
     unmatched = _compare_shards(trace, say)
     routes: dict[object, set[object]] = defaultdict(set)
     for one in put:
-        if one.batch.stage == _BEFORE:
+        if one.held.batch.stage == _BEFORE:
             routes[one.tokens].add(one.routes)
     for one in put:
-        places = {(one.batch, rank) for rank in one.ranks} & unmatched
-        alike = routes.get(one.tokens, {one.routes}) if one.batch.stage == _AFTER else {one.routes}
+        places = {(one.held.batch, rank) for rank in one.ranks} & unmatched
+        alike = (
+            routes.get(one.tokens, {one.routes}) if one.held.batch.stage == _AFTER else {one.routes}
+        )
         if places and one.routes not in alike:
             say.fail(
                 "stage.routes",
-                f"a sample of micro-batch {one.batch.microbatch} of train is replayed with other "
-                "routes than prev-logprob replayed for its tokens",
+                f"a sample of micro-batch {one.held.batch.microbatch} of train is replayed with "
+                "other routes than prev-logprob replayed for its tokens",
                 stage=_AFTER,
-                trace_step=one.batch.step,
-                microbatch=one.batch.microbatch,
+                trace_step=one.held.batch.step,
+                microbatch=one.held.batch.microbatch,
             )
     for stage, other in ((_AFTER, _BEFORE), (_BEFORE, _AFTER)):
         if left := _left(put, unmatched, stage):
@@ -54,11 +57,11 @@ def check_stage_routes(
 
 def _left(put: list[Put], unmatched: set[tuple[Batch, int]], stage: str) -> set[tuple[Batch, int]]:
     """Unmatched shards of a stage that hold a sample not known to be in the other stage."""
-    others = {one.tokens for one in put if one.batch.stage != stage}
+    others = {one.tokens for one in put if one.held.batch.stage != stage}
     shown: set[tuple[Batch, int]] = set()
     hidden: set[tuple[Batch, int]] = set()
     for one in put:
-        places = {(one.batch, rank) for rank in one.ranks}
+        places = {(one.held.batch, rank) for rank in one.ranks}
         (shown if one.tokens in others else hidden).update(places)
     return {one for one in unmatched if one[0].stage == stage} - (shown - hidden)
 

@@ -805,3 +805,40 @@ def _(trace: Trace) -> None:
 )
 def _(trace: Trace) -> None:
     take_other_layer(trace, trace.layout.world - 1)
+
+
+_OF_A_BATCH = ("tensor", "token_identity", "input_ids", "actual", "expected", "scores_shape")
+_OF_A_BATCH += ("cp_token_identity_verified_count", "fallback_rows")
+
+
+def replay_again(trace: Trace, *stages: str) -> None:
+    """Replay the first micro-batch a second time instead of the second."""
+    for records in trace.files.values():
+        first: dict[object, Record] = {}
+        seen = Counter[object]()
+        for one in records:
+            if one.get("stage") not in stages or one["event"] == "tq_fetch_sample":
+                continue
+            kind = tuple(
+                one.get(key) for key in ("stage", "event", "action", "layer_number", "trace_step")
+            )
+            seen[kind] += 1
+            if seen[kind] == 1:
+                first[kind] = one
+            elif seen[kind] == 2:
+                same = {name: first[kind][name] for name in _OF_A_BATCH if name in first[kind]}
+                one.update(copy.deepcopy(same))
+
+
+def replayed_shards(layout: Layout) -> bool:
+    return queue(layout) and several_batches(layout) and layout.capped > 1
+
+
+@defect("train replays a micro-batch twice", "assign.coverage", needs=replayed_shards)
+def _(trace: Trace) -> None:
+    replay_again(trace, "train")
+
+
+@defect("both stages replay a micro-batch twice", "assign.coverage", needs=replayed_shards)
+def _(trace: Trace) -> None:
+    replay_again(trace, *trace.layout.stages)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.r3_checked import LAYOUTS, checked, failed
 from tests.helpers.r3_defects import DEFECTS
+from tests.helpers.r3_layouts import layouts
 from tests.helpers.r3_traces import Layout, Trace, make_shard, make_trace, samples_of, tensor_record
 
 FAULTS = json.loads((Path(__file__).parents[2] / "cases" / "fault_cases.json").read_text())
@@ -22,42 +23,6 @@ TRIED = [
         for name in ("context", "rows", "fallback", "long", "steps", "tensor")
     ),
 ]
-
-
-@st.composite
-def layouts(draw: st.DrawFn) -> Layout:
-    """Any layout of up to 16 ranks."""
-    context = draw(st.sampled_from([1, 1, 2, 4]))
-    tensor = draw(st.sampled_from([1, 2])) if context < 4 else 1
-    packed = context > 1 or draw(st.booleans())
-    sequence = tensor > 1 and draw(st.booleans())
-    pipeline = draw(st.sampled_from([1, 2]))
-    total = draw(st.integers(pipeline + 1, 6))
-    dense = draw(st.integers(0, total - pipeline))
-    return Layout(
-        tensor=tensor,
-        context=context,
-        data=draw(st.sampled_from([1, 2])),
-        pipeline=pipeline,
-        sequence=sequence,
-        packed=packed,
-        layers=tuple(range(dense + 1, total + 1)),
-        total_layers=total,
-        full=draw(st.booleans()),
-        lengths=tuple(draw(st.lists(st.integers(1, 20), min_size=1, max_size=5))),
-        microbatch=draw(st.integers(1, 3)),
-        apart=draw(st.booleans()),
-        steps=draw(st.integers(1, 2)),
-        stages=draw(st.sampled_from([("prev-logprob", "train"), ("train",)])),
-        queue=draw(st.booleans()),
-        data_slowest=draw(st.booleans()),
-        fallback=draw(st.integers(0, 2)),
-        recompute=draw(st.booleans()),
-        previewed=draw(st.integers(0, 5)),
-        capped=draw(st.integers(1, 3)),
-        top_k=draw(st.sampled_from([1, 2, 4])),
-        experts=draw(st.sampled_from([8, 64, 128])),
-    )
 
 
 @given(layouts(), st.integers(0, 99))
