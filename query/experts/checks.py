@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from trajreplay.query.experts.captured import Choices, RoutedRows
-from trajreplay.query.experts.dummies import are_lost, chance_of_dummy
+from trajreplay.query.experts.dummies import FEW_LAYERS, are_lost, chance_of_dummy
 from trajreplay.schema.lists import Int64s
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
@@ -49,19 +49,34 @@ class _Dummies:
     """Tokens before the last with the dummy route, by sample, held against what chance makes."""
 
     experts: int = 0
-    shape: tuple[int, int] = (0, 0)
+    top_k: int = 0
+    layers: list[tuple[int, int]] = field(default_factory=list)  # (dummies, tokens with others)
     samples: list[tuple[int, int]] = field(default_factory=list)  # such tokens, those with it
 
     def take(self, piece: RoutedRows, choices: Choices, dummy: Flags) -> None:
         self.experts = max(self.experts, piece.num_experts or int(choices.values.max()) + 1)
-        self.shape = choices.values.shape[1:]
+        layers, self.top_k = choices.values.shape[1:]
+        here = (choices.values == _route_of_dummies(choices)).all(2)
+        # Tokens that have another route in some other layer, by layer.
+        others = (here.sum(1)[:, None] - here) < layers - 1
+        seen = self.layers or [(0, 0)] * layers
+        self.layers = [
+            (count + int(more), total + int(tokens))
+            for (count, total), more, tokens in zip(
+                seen, (here & others).sum(0), others.sum(0), strict=True
+            )
+        ]
         found = np.concatenate([[0], np.cumsum(dummy)])
         counts = found[choices.ends] - found[choices.ends - choices.tokens]
         inner = choices.tokens - _ends_whole(choices, piece.total)
         self.samples += zip(inner.tolist(), counts.tolist(), strict=True)
 
+    @property
+    def are_few_layers(self) -> bool:
+        return len(self.layers) <= FEW_LAYERS
+
     def are_lost(self) -> bool:
-        chance = chance_of_dummy(self.experts, self.shape)
+        chance = chance_of_dummy(self.experts, self.top_k, self.layers)
         return are_lost((chance * tokens, count) for tokens, count in self.samples)
 
 
@@ -71,7 +86,8 @@ def route_problems(pieces: Iterable[RoutedRows]) -> list[RouteProblem]:
     A row of choices is what one token has in one layer. A row of -1 throughout has no route, which
     a replay leaves to the trainer's own router: a warning. Errors are a row that is -1 in part, an
     expert chosen twice, one beyond those there are, and a token before the last that has the
-    dummy route 0, 1, 2, ... in every layer, where a sample has more such than chance makes.
+    dummy route 0, 1, 2, ... in every layer, where a sample has more such than chance makes. In one
+    or two layers that is a warning: a router that prefers the first experts makes many.
 
     Args:
         pieces: Its rows.
@@ -96,7 +112,7 @@ def route_problems(pieces: Iterable[RoutedRows]) -> list[RouteProblem]:
             _count(tally, piece, choices, dummy[:, None], by_layer=False)
             dummies.setdefault(name, _Dummies()).take(piece, choices, dummy)
     return [
-        _problem(name, check, tally, checked[name])
+        _problem(name, check, tally, checked[name], few=dummies[name].are_few_layers)
         for (name, check), tally in tallies.items()
         if tally.count and (check != "dummy" or dummies[name].are_lost())
     ]
@@ -124,9 +140,13 @@ def _dummy_tokens(choices: Choices, total: Int64s) -> Flags:
     The last token is never fed to the model; a sample without a row of it has no such row.
     """
     values = choices.values
-    dummy = np.asarray((values == np.arange(values.shape[2], dtype=values.dtype)).all((1, 2)))
+    dummy = np.asarray((values == _route_of_dummies(choices)).all((1, 2)))
     dummy[choices.ends[_ends_whole(choices, total)] - 1] = False
     return dummy
+
+
+def _route_of_dummies(choices: Choices) -> Any:
+    return np.arange(choices.values.shape[2], dtype=choices.values.dtype)
 
 
 def _ends_whole(choices: Choices, total: Int64s) -> Flags:
@@ -162,11 +182,13 @@ _WHAT = {
 }
 
 
-def _problem(name: str, check: str, tally: _Tally, rows: int) -> RouteProblem:
+def _problem(name: str, check: str, tally: _Tally, rows: int, *, few: bool) -> RouteProblem:
     assert tally.first is not None
     sample_id, position, token, layer = tally.first
     counted = f"{tally.count} tokens" if check == "dummy" else f"{tally.count} of {rows} rows"
     where = f"position {position}" + ("" if layer is None else f", layer {layer}")
     message = f"{name}: {counted} {_WHAT[check]}; first {where}: {tally.row}"
-    severity: Literal["error", "warning"] = "warning" if check == "missing" else "error"
+    severity: Literal["error", "warning"] = "error"
+    if check == "missing" or (check == "dummy" and few):
+        severity = "warning"
     return RouteProblem(f"route.{check}", severity, message, sample_id, token)

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 # What a router of equal chances makes with a smaller probability, it did not make.
 _LIMIT = math.log(1e-3)
+# In so few layers a router that prefers the first experts gives whole samples the dummy route.
+FEW_LAYERS = 2
 
 
 def are_lost(samples: Iterable[tuple[float, int]]) -> bool:
@@ -50,17 +52,33 @@ def _log_tail(expected: float, counted: int) -> float:
     return min(0.0, first - math.log1p(-expected / (counted + 1)))
 
 
-def chance_of_dummy(experts: int, shape: tuple[int, int]) -> float:
-    """How probable it is that a router of equal chances makes a token a dummy.
+def chance_of_dummy(experts: int, top_k: int, layers: Iterable[tuple[int, int]]) -> float:
+    """How probable it is that a router makes a token a dummy, in all layers by chance.
+
+        prod_l max((E - K)! / E!, (k_l + 2 sqrt(k_l)) / n_l)
+
+    A router of equal chances gives the first factor. One that prefers the first experts shows it,
+    layer by layer, in the tokens that have another route elsewhere: tokens that lost theirs are
+    none of these.
 
     Args:
         experts: Experts of a layer.
-        shape: Layers, and choices in each.
+        top_k: Choices of a token.
+        layers: Of each, how many of the tokens that have another route in some other layer have
+            the dummy route there, k_l, and how many such tokens there are, n_l.
 
-    >>> round(1 / chance_of_dummy(8, (2, 2)))
+    Conventions:
+        Two standard deviations of a count are added. Without such tokens chances are equal.
+
+    >>> round(1 / chance_of_dummy(8, 2, [(0, 0), (0, 50)]))
     3136
+    >>> round(chance_of_dummy(8, 2, [(25, 100), (0, 50)]), 6)
+    0.00625
     """
-    layers, top_k = shape
     if experts < top_k:
         return 0.0
-    return math.exp(-layers * (math.lgamma(experts + 1) - math.lgamma(experts - top_k + 1)))
+    equal = math.exp(math.lgamma(experts - top_k + 1) - math.lgamma(experts + 1))
+    return math.prod(
+        max(equal, min(1.0, (dummies + 2 * math.sqrt(dummies)) / tokens) if tokens else 0.0)
+        for dummies, tokens in layers
+    )

@@ -807,8 +807,16 @@ def _(trace: Trace) -> None:
     take_other_layer(trace, trace.layout.world - 1)
 
 
-_OF_A_BATCH = ("tensor", "token_identity", "input_ids", "actual", "expected", "scores_shape")
-_OF_A_BATCH += ("cp_token_identity_verified_count", "fallback_rows")
+_OF_A_BATCH = (
+    "tensor",
+    "token_identity",
+    "input_ids",
+    "actual",
+    "expected",
+    "scores_shape",
+    "cp_token_identity_verified_count",
+    "fallback_rows",
+)
 
 
 def replay_again(trace: Trace, *stages: str) -> None:

@@ -46,6 +46,7 @@ class Layout:
         capped: Micro-batches of a step whose shards are recorded.
         top_k, experts: Choices of a token, and of how many.
         dummy: Whether every token has the dummy route, as where routes were lost.
+        preferred: Share of the tokens of a layer to which its router gives the first experts.
     """
 
     tensor: int = 1
@@ -71,6 +72,7 @@ class Layout:
     top_k: int = 2
     experts: int = 8
     dummy: bool = False
+    preferred: float = 0.0
 
     @property
     def world(self) -> int:
@@ -185,6 +187,8 @@ def _sample(layout: Layout, random: np.random.Generator, length: int) -> Sample:
     routes = np.zeros((length, width, layout.top_k), np.int8)
     for row, layer in itertools.product(range(length), layout.layers):
         routes[row, layout.payload_idx(layer)] = random.permutation(layout.experts)[: layout.top_k]
+        if layout.preferred and random.random() < layout.preferred:
+            routes[row, layout.payload_idx(layer)] = np.arange(layout.top_k)
     moe = [layout.payload_idx(layer) for layer in layout.layers]
     routes[: min(layout.fallback, length - 1), moe] = -1
     routes[slice(None) if layout.dummy else -1, moe] = np.arange(layout.top_k)

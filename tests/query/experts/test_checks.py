@@ -40,6 +40,18 @@ def rows_of(
     )
 
 
+def preferred(tokens: list[list[list[int]]], layer: int) -> float:
+    """The share of the dummy route in a layer, of tokens with another route in another layer."""
+    dummy = list(range(len(tokens[0][0])))
+    others = [one[layer] for one in tokens if any(row != dummy for row in drop(one, layer))]
+    count = others.count(dummy)
+    return min(1.0, (count + 2 * math.sqrt(count)) / len(others)) if others else 0.0
+
+
+def drop(token: list[list[int]], layer: int) -> list[list[int]]:
+    return token[:layer] + token[layer + 1 :]
+
+
 def by_loops(
     routes: Routes, prompt: int, num_experts: int | None, total: Sequence[int]
 ) -> dict[str, Any]:
@@ -55,7 +67,12 @@ def by_loops(
     highest = max(int(one.max()) for one in routes)
     _, layers, top_k = routes[0].shape
     experts = num_experts or highest + 1
-    chance = 0.0 if experts < top_k else math.perm(experts, top_k) ** -float(layers)
+    chance = 0.0
+    if experts >= top_k:
+        tokens = [token for one in routes for token in one.tolist()]
+        chance = math.prod(
+            max(1 / math.perm(experts, top_k), preferred(tokens, layer)) for layer in range(layers)
+        )
     dummies: list[tuple[float, int]] = []
     for row, one in enumerate(routes):
         dummies.append((chance * (len(one) - (len(one) == total[row])), 0))
@@ -107,7 +124,8 @@ def test_what_is_found_is_what_loops_find(data: st.DataObject) -> None:
         assert (one.sample_id, one.token) == (sample_id, token)
         assert f"position {position}" in one.message
         assert ("layer" in one.message.split(";")[1]) == (layer is not None)
-        assert (one.severity == "warning") == (one.check == "route.missing")
+        few = one.check == "route.dummy" and layers <= 2
+        assert (one.severity == "warning") == (one.check == "route.missing" or few)
 
 
 @given(seed=st.integers(0, 2**32 - 1), layers=st.integers(1, 8), top_k=st.integers(1, 8))
@@ -138,6 +156,31 @@ def test_the_more_tokens_lost_their_routes_the_surer_it_is_however_small_the_mod
         found.append(int(problem.message.split()[1]))
     assert found == sorted(found)
     assert found[-1] >= counts[0] - 1
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    shares=st.lists(st.floats(0, 0.9), min_size=3, max_size=6),
+    counts=st.lists(st.integers(1, 300), min_size=1, max_size=6),
+)
+def test_a_router_that_prefers_the_first_experts_lost_nothing(
+    seed: int, shares: list[float], counts: list[int]
+) -> None:
+    random = np.random.default_rng(seed)
+    routes: Routes = []
+    for count in counts:
+        of = random.random((count, len(shares), 8)).argsort(-1)[:, :, :2].astype(np.int16)
+        of[random.random((count, len(shares))) < np.array(shares)] = (0, 1)
+        routes.append(of)
+    assert route_problems([rows_of(None, routes, 1, 8)]) == []
+
+
+def test_in_one_or_two_layers_many_dummies_are_a_warning() -> None:
+    for layers, severity in ((1, "warning"), (2, "warning"), (3, "error")):
+        routes = healthy([40, 40], layers)
+        routes[0][:-1] = np.arange(routes[0].shape[2])
+        (problem,) = route_problems([rows_of(None, routes, 3, EXPERTS)])
+        assert (problem.check, problem.severity) == ("route.dummy", severity)
 
 
 def test_pieces_of_a_capture_count_together() -> None:

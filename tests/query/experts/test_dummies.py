@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 
 from trajreplay.query.experts.dummies import are_lost, chance_of_dummy
 
-CHANCES = [chance_of_dummy(*one) for one in ((8, (1, 1)), (8, (2, 1)), (8, (2, 2)), (16, (3, 1)))]
+CHANCES = [
+    chance_of_dummy(experts, top_k, [(0, 0)] * layers)
+    for experts, layers, top_k in ((8, 1, 1), (8, 2, 1), (8, 2, 2), (16, 3, 1))
+]
 
 
 def tail(expected: float, counted: int) -> float:
