@@ -62,6 +62,7 @@ def _labelled(label: str, text: str) -> str:
 def _facts(capture: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     producer = capture["producer"]
     yield "entry", capture["entry"]
+    yield "given up", capture.get("reason", "")
     moment = datetime.datetime.fromtimestamp(capture["created_us"] / 1e6, datetime.UTC)
     yield "committed", f"{moment:%Y-%m-%d %H:%M:%S} UTC"
     facts = {"commit": producer.get("commit"), "torch": producer.get("torch_version")}

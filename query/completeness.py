@@ -41,6 +41,7 @@ def completeness(catalog: Catalog, cohort: Cohort, overlap: tuple[int, ...]) -> 
             f"as resumed from another; choose one: {choices}"
         )
     entries: list[Entry] = []
+    given_up: dict[int, Entry] = {}
     damaged: set[int] = set()
     keys = catalog.by_cohort[cohort]
     for key in keys:
@@ -52,8 +53,11 @@ def completeness(catalog: Catalog, cohort: Cohort, overlap: tuple[int, ...]) -> 
             continue
         if key.part == DATA:
             entries.append(entry)
+        else:
+            given_up[key.rank] = entry
     expected = _expected(entries, problems)
     gaps = _missing(keys, expected, {entry.key.rank for entry in entries} | damaged)
+    gaps += _given_up_after(entries, given_up)
     extra = [entry.key.rank for entry in entries if expected and entry.key.rank not in expected]
     if extra:
         problems.append(
@@ -94,6 +98,19 @@ def _missing(keys: tuple[CaptureKey, ...], expected: tuple[int, ...], there: set
             "capture again, or look at the rest with --allow-partial"
         )
     return gaps
+
+
+def _given_up_after(entries: list[Entry], given_up: dict[int, Entry]) -> list[str]:
+    """Data that something was to be added to, or to take the place of; nobody knows what it lacks.
+
+    What was given up first and captured then is whole.
+    """
+    return [
+        f"rank {one.key.rank} recorded the same again and gave it up: {later.reason}. What is here "
+        "may be a part of it: capture again, or look at it with --allow-partial"
+        for one in entries
+        if (later := given_up.get(one.key.rank)) is not None and later.created_us >= one.created_us
+    ]
 
 
 def _resume_problems(catalog: Catalog, cohort: Cohort, entries: list[Entry]) -> list[str]:

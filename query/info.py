@@ -181,7 +181,9 @@ def _captures(catalog: Catalog, cohort: Cohort) -> Iterator[dict[str, Any]]:
         except TrajReplayError as error:
             yield {"rank": key.rank, "part": key.part, "problem": error.message}
             continue
-        if key.part == DATA:
+        if key.part != DATA:
+            described["reason"] = entry.reason
+        else:
             described["provenance"] = _provenance(catalog, entry)
         yield described
 

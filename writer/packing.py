@@ -12,10 +12,12 @@ from trajreplay.schema.digest import column_digest
 from trajreplay.schema.entry import DataFile, Entry
 from trajreplay.schema.entry_codec import dump_entry, load_entry, same_content
 from trajreplay.schema.errors import CaptureError, DatasetError, TrajReplayError
+from trajreplay.schema.identity import DATA, DROPPED
 from trajreplay.schema.layout import ENTRIES, entry_path, packed_path
 from trajreplay.schema.publish import remove_if_there
 from trajreplay.schema.store import Store
 from trajreplay.schema.tables import TABLES
+from trajreplay.writer.commit import commit_entry
 from trajreplay.writer.copying import captured_rows, copy_attempt, verified_bytes
 from trajreplay.writer.parquet import write_table
 
@@ -38,6 +40,25 @@ class Promoted:
     known: int = 0
     files: int = 0
     problems: list[TrajReplayError] = field(default_factory=list)
+
+
+class TakenError(CaptureError):
+    """The lake has another capture of the same key.
+
+    Args:
+        path: That of its entry.
+        entry: What is in the spool.
+    """
+
+    def __init__(self, path: str, entry: Entry) -> None:
+        super().__init__(
+            f"{path}: {entry.key} is committed with other content than it has in the spool",
+            hint="Two trainings wrote the same attempt of one run: give each its own, and look at "
+            "both with trajreplay inspect.",
+            path=path,
+            key=entry.key,
+        )
+        self.entry = entry
 
 
 def spooled(spool: Store) -> list[str]:
@@ -83,6 +104,9 @@ def _promote_alone(spool: Store, lake: Store, entry: Entry, found: Promoted) -> 
             _forget(spool, entry)
         else:
             _promote(spool, lake, [entry], found)
+    except TakenError as error:
+        found.problems.append(error)
+        _note(lake, error)
     except TrajReplayError as error:
         found.problems.append(error)
 
@@ -97,8 +121,24 @@ def _waiting(spool: Store, lake: Store, found: Promoted) -> Iterator[Entry]:
                 _forget(spool, entry)
             else:
                 yield entry
+        except TakenError as error:
+            found.problems.append(error)
+            _note(lake, error)
         except TrajReplayError as error:
             found.problems.append(error)
+
+
+def _note(lake: Store, taken: TakenError) -> None:
+    """Say in the lake that there was more of a capture than it has, as its writers do."""
+    entry = taken.entry
+    if entry.key.kind == "events" or entry.key.part != DATA:
+        return
+    key = entry.key._replace(part=DROPPED)
+    given_up = replace(
+        entry, key=key, status="dropped", reason=taken.message, files=(), outputs=(), tokens=0
+    )
+    if not lake.exists(entry_path(key)):
+        commit_entry(lake, given_up)
 
 
 def _is_known(lake: Store, entry: Entry) -> bool:
@@ -113,13 +153,7 @@ def _is_known(lake: Store, entry: Entry) -> bool:
         return False
     if same_content(load_entry(lake.read(path, MAX_BYTES), path), entry):
         return True
-    raise CaptureError(
-        f"{path}: {entry.key} is committed with other content than it has in the spool",
-        hint="Two trainings wrote the same attempt of one run: give each its own, and look at both "
-        "with trajreplay inspect.",
-        path=path,
-        key=entry.key,
-    )
+    raise TakenError(path, entry)
 
 
 def _batches(entries: Iterable[Entry]) -> Iterator[list[Entry]]:

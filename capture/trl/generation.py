@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from trajreplay.schema.records import SampleRecord
@@ -14,6 +17,7 @@ if TYPE_CHECKING:
 
 ROW = "trajreplay_row"  # the key under which TRL shuffles and splits it with the tensors
 _ROLLOUT_BITS = 32
+_UNSCORED_APART = (1, 6)  # from here on a sample that no function scored is NaN, and 0 before
 
 
 @dataclass
@@ -106,7 +110,7 @@ def generation_of(
             parts = [dict(zip(names, one, strict=True)) for one in rewarded.tolist()]
             raw = [None if math.isnan(one) else one for one in totals]  # which nothing reads
     rewards = output["advantages"].tolist() if output["advantages"].ndim == 1 else [None] * count
-    version = int(trainer.state.global_step)
+    weights = int(trainer.state.global_step)
     records = tuple(
         SampleRecord(
             sample_id=f"s-{rollout_id}-{first + row}",
@@ -119,7 +123,7 @@ def generation_of(
             reward=rewards[row],
             reward_components=parts[row],
             source_rollout_id=rollout_id,
-            weight_versions=((0, int(lengths[row]), version),),
+            weight_versions=((0, int(lengths[row]), weights),),
             prompt=_text(told.prompts, row) if texts else None,
             response=_text(told.completions, row) if texts else None,
         )
@@ -137,12 +141,19 @@ def component_names(trainer: Any) -> tuple[str, ...]:
 
 
 def _total_rewards(trainer: Any, rewards: torch.Tensor) -> list[float]:
-    """The weighted sum of what the functions gave; NaN where none gave anything, as TRL has it."""
+    """The weighted sum of what the functions gave; what TRL takes where none gave any."""
     weights = trainer.reward_weights.to(rewards.device)
     total = (rewards * weights.unsqueeze(0)).nansum(dim=1)
-    total[rewards.isnan().all(dim=1)] = float("nan")
+    if _version() >= _UNSCORED_APART:
+        total[rewards.isnan().all(dim=1)] = float("nan")
     found: list[float] = total.tolist()
     return found
+
+
+@functools.cache
+def _version() -> tuple[int, ...]:
+    """The version of TRL: its first two numbers."""
+    return tuple(int(one) for one in re.findall(r"\d+", version("trl"))[:2])
 
 
 def _text(values: Sequence[Any], row: int) -> str | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.captures import data_files
-from tests.helpers.processes import ROOT
+from tests.helpers.processes import ROOT, run_all
 from tests.helpers.recorded import captured, enabled, record_rollout, record_step, switched
 from tests.helpers.recorded_training import STEPS, learn, recording
 from tests.helpers.scenes import WAY
@@ -75,6 +75,47 @@ def test_ranks_of_one_machine_share_a_spool(lake: Lake, spool: str) -> None:
     assert [one.close() for one in recorders] == [True, True]
     assert lake.replay().verdict == "pass"
     assert len(lake.sql("select * from steps").arrow()) == 2
+
+
+def test_processes_that_share_a_spool_and_an_attempt_do_not_collide(lake: Lake, spool: str) -> None:
+    steps = 2
+    given = [(lake.path, spool, rank, "0,1", steps, -1.0 - rank) for rank in range(2)]
+    run_all("tests.helpers.recording_spooled", given)
+    if waiting(spool):  # one was at it when the other one ended
+        assert promoted(spool, lake.path, wait_s=5.0).problems == []
+    assert waiting(spool) == []
+    found = lake.validate(deep=True).findings
+    assert [one.message for one in found if one.severity != "info"] == []
+    report = lake.replay()
+    assert (report.verdict, len(report.cohorts)) == ("pass", steps)
+    rows = lake.sql("select rollout_id, rank, log_probs from steps order by 1, 2").arrow()
+    assert [tuple(one.values()) for one in rows.to_pylist()] == [
+        (step, rank, [-1.0 - rank] * 2) for step in range(steps) for rank in range(2)
+    ]
+    counts = "select rank, event, count(*) as n from events group by all order by all"
+    assert [tuple(one.values()) for one in lake.sql(counts).arrow().to_pylist()] == [
+        (rank, event, 2 * steps) for rank in range(2) for event in ("heartbeat", "terminal")
+    ]
+
+
+def test_what_the_lake_has_otherwise_is_noted_there_and_replays_as_no_pass(
+    lake: Lake, spool: str
+) -> None:
+    for value in (-1.0, -2.0):
+        recorder = enabled(lake, strict=False, spool=spool, attempt=0)
+        with warnings.catch_warnings(), recorder.step(0, 0):
+            one = SampleRecord("s", 2, 3, [1, 1])
+            recorder.record_policy_loss(0, [one], {"loss": 0.0}, [[value] * 2])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert recorder.close() == (value == -1.0)
+    data, note = captured(lake)
+    assert (data.status, note.status) == ("complete", "dropped")
+    assert "is committed with other content than it has in the spool" in note.reason
+    assert len(waiting(spool)) == 1
+    report = lake.replay()
+    assert report.verdict == "refused"
+    assert "recorded the same again and gave it up" in str(report.to_json())
 
 
 def test_what_a_killed_training_spooled_is_promoted_afterwards(lake: Lake) -> None:

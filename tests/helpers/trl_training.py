@@ -14,6 +14,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from trajreplay.capture import Switches
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -103,6 +105,23 @@ def make_trainer(model: Path, out: Path, fields: dict[str, Any], **options: Any)
         )
 
 
+def lacking(fields: dict[str, Any]) -> str:
+    """What the installed version of TRL has not of what fields ask for, in words, or nothing."""
+    import inspect
+
+    from trl import GRPOConfig, GRPOTrainer
+    from trl import __version__ as version
+
+    unknown = [name for name in fields if name not in GRPOConfig.__dataclass_fields__]
+    kind = fields.get("loss_type")
+    if kind is not None and f'"{kind}"' not in inspect.getsource(GRPOTrainer):
+        unknown.append(f"loss_type {kind}")
+    batch = fields.get("scale_rewards") in ("batch", "none")
+    if batch and "str" not in str(GRPOConfig.__dataclass_fields__["scale_rewards"].type):
+        unknown.append(f"scale_rewards {fields['scale_rewards']}")
+    return f"TRL {version} has no {', '.join(unknown)}" if unknown else ""
+
+
 def digest(trainer: Any) -> str:
     """The parameters of a trainer's model, bit by bit."""
     found = hashlib.sha256()
@@ -121,6 +140,8 @@ def train(
     from trajreplay.capture.trl import attach
 
     torch.manual_seed(0)
+    if lacked := lacking(fields):
+        pytest.skip(lacked)
     trainer = make_trainer(model, out, fields)
     if switches is not None:
         attach(trainer, switches)

@@ -62,6 +62,18 @@ def test_a_dropped_capture_is_a_gap_unless_its_data_is_there_too(lake: Lake) -> 
     assert only_set(lake).complete
 
 
+def test_data_beside_which_the_same_was_given_up_later_may_be_a_part_of_it(lake: Lake) -> None:
+    write_rollout(lake, 0)
+    record(lake, lambda capture: capture.drop("recorded twice"), rank=1, expected_ranks=[0, 1])
+    found = only_set(lake)
+    assert not found.complete
+    (told,) = found.gaps
+    assert told.startswith("rank 1 recorded the same again and gave it up: recorded twice. What is")
+    assert found.refusals(allow_partial=True) == ()
+    (note,) = [one for one in lake.inspect(0).to_json()["captures"] if one["part"] == "dropped"]
+    assert note["reason"] == "recorded twice"
+
+
 def test_a_damaged_entry_is_a_problem_of_its_set_alone(lake: Lake) -> None:
     write_rollout(lake, 0)
     (_, second) = write_rollout(lake, 1)

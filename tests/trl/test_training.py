@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from tests.helpers.processes import ROOT, free_port
-from tests.helpers.trl_training import PLAIN, PROMPTS, make_trainer, train
+from tests.helpers.trl_training import PLAIN, PROMPTS, lacking, make_trainer, train
 from trajreplay import Lake
 from trajreplay.capture import CaptureWarning, Switches
 from trajreplay.capture.triggers import Triggers
@@ -109,6 +110,13 @@ def test_a_training_replays_and_its_parameters_are_the_same_bits(
     assert [one.verdict for one in losses] == ["pass"] * len(steps)
     assert {one.compared for one in losses} == {accumulation}
     assert max(one.max_abs_error or 0.0 for one in losses) < 5e-7
+
+
+def test_the_version_that_is_installed_by_the_project_has_all_that_is_trained_here() -> None:
+    pinned = (ROOT / "tests/oracles/requirements.txt").read_text().split()
+    if f"trl=={version('trl')}" not in pinned:
+        pytest.skip(f"TRL {version('trl')} is not the one of tests/oracles/requirements.txt")
+    assert [lacking(one) for one in CASES.values() if lacking(one)] == []
 
 
 GRADIENTS: dict[str, dict[str, Any]] = {
