@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from trajreplay.schema.settings import Settings
-from trajreplay.stages.contract_checks.columns import Floats, Found, Ints, Together
+from trajreplay.stages.contract_checks.columns import Floats, Found, Ints, Together, largest
 
 # A value is near what a division by epsilon alone gives from this part of it on, and by so much
 # more than what was divided.
@@ -84,9 +84,10 @@ def _advantages_near_epsilon(given: Together) -> Iterator[Found]:
     known = [one for one in factors if one is not None]
     if not known or not given.has("advantages"):
         return
-    used = np.abs(given.tokens("advantages").astype(np.float64))
-    if not np.fmax.reduce(used, initial=0.0) >= NEAR * min(known):
+    used = np.abs(given.tokens("advantages"))
+    if not largest(used) >= NEAR * min(known):
         return
+    used = used.astype(np.float64)
     name = next((one for one in ("reward", "raw_reward") if given.has(one)), None)
     rewards = np.zeros(len(given.lengths)) if name is None else np.abs(given.scalars(name))
     before = rewards.repeat(given.lengths)

@@ -145,6 +145,12 @@ class Columns:
         return self.finding(check, severity, message, sample=sample, token=token, stage=stage)
 
 
+def largest(values: Floats) -> float:
+    """The largest of some values, which no NaN hides; -inf of none."""
+    found = float(np.maximum.reduce(values, initial=-np.inf))
+    return found if found == found else float(np.fmax.reduce(values))
+
+
 _GROUP = ("source_attempt", "source_rollout_id", "group_id")
 
 
@@ -237,9 +243,8 @@ class Together:
         token: int | None = None,
     ) -> Found:
         """A finding in a cohort, at a packed sample."""
-        mine = sample - self.packed.sample_bounds[index]
-        one = self.of(index)
-        return index, one.finding(check, severity, message, sample=mine, token=token, stage=stage)
+        name = self.packed.text("sample_id", sample)
+        return index, Finding(check, severity, message, stage=stage, sample_id=name, token=token)
 
     def at(self, index: int, check: str, severity: Severity, message: str, place: int) -> Found:
         """A finding in a cohort, at a packed token."""

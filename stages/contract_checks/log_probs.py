@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
-from trajreplay.stages.contract_checks.columns import Flags, Floats, Found, Together
+from trajreplay.stages.contract_checks.columns import Flags, Floats, Found, Together, largest
 from trajreplay.stages.contract_checks.pairs import (
     APART,
     ENOUGH,
@@ -60,14 +60,22 @@ def _temperatures(given: Together, index: int, one: str, other: str) -> Iterator
 
 def _positive(given: Together, name: str) -> Iterator[Found]:
     values = given.tokens(name)
-    if not len(values) or not np.fmax.reduce(values) > ABOVE:  # a NaN hides none
+    if not largest(values) > ABOVE:
         return
-    for index, odd in given.by_cohort(given.trained((values > ABOVE).nonzero()[0])):
-        message = (
-            f"{name} is above 0 at {len(odd)} trained tokens, up to {values[odd].max():.4g}: a "
-            "probability above 1"
-        )
-        yield given.at(index, "log-prob.positive", "warning", message, int(odd[0]))
+    above = values > ABOVE
+    if len(given.masked):
+        above &= given.mask
+    for index, (start, stop) in enumerate(given.spans):
+        odd, mine = above[start:stop], values[start:stop]
+        count = int(np.count_nonzero(odd))
+        if count:
+            highest = np.maximum.reduce(np.where(odd, mine, -np.inf))
+            message = (
+                f"{name} is above 0 at {count} trained tokens, up to {highest:.4g}: a "
+                "probability above 1"
+            )
+            place = start + int(odd.argmax())
+            yield given.at(index, "log-prob.positive", "warning", message, place)
 
 
 def _quantised(given: Together, name: str) -> Iterator[Found]:
@@ -137,12 +145,16 @@ def _apart(given: Together, one: str, other: str) -> Iterator[Found]:
         gap[~usable] = 0.0
     elif len(given.masked):
         gap[given.masked] = 0.0
-    near = _nearest_moves(given, first, second, usable)
-    alike = set(_with_alike_samples(given, usable))
+    apart: dict[int, float] = {}
     for index, (start, stop) in enumerate(given.spans):
         total, count = float(gap[start:stop].sum()), int(np.count_nonzero(usable[start:stop]))
-        if count < ENOUGH or not total > APART * count:
-            continue
+        if count >= ENOUGH and total > APART * count:
+            apart[index] = total
+    if not apart:
+        return
+    near = _nearest_moves(given, first, second, usable)
+    alike = set(_with_alike_samples(given, usable))
+    for index, total in apart.items():
         # What is summed over all tokens is at least what a few of them give, moved either way:
         # where the few are not nearer than the whole gap, all are not.
         shifted = near[index] * NEARER < total * ROUNDED
