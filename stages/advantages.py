@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from trajreplay.schema.columns import has_column
 from trajreplay.schema.errors import StageError
 from trajreplay.schema.tables import STEPS
 from trajreplay.stages.block import Block
@@ -36,7 +37,7 @@ def replay_advantage_estimate(block: Block) -> None:
     """Recompute advantages and returns from processed rewards, KL and values, and compare."""
     if "reward.post_process" not in block.stages:
         warn_of_batch_rewards(block)
-    names = [one for one in ("advantages", "returns") if one in block.packed.table.column_names]
+    names = [one for one in ("advantages", "returns") if has_column(block.packed.table, one)]
     reads = block.cohorts[0].abilities["advantage.estimate"].reads
     isolated = estimated(block, {})
     looks = compare_estimates(block, {name: isolated[name] for name in names}, {})

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trajreplay.query.catalog import Cohort
+from trajreplay.schema.columns import has_column
 from trajreplay.schema.settings import Settings
 from trajreplay.stages.capability import Ability, over_batches, over_trajectories
 from trajreplay.stages.checks import source_pairs
@@ -124,7 +125,7 @@ def _is_elsewhere(mine: pa.Table, known: pa.Table) -> int:
 def _is_cut(mine: pa.Table, known: pa.Table) -> int:
     """How many are not, of trajectories that the step holds fragments of."""
     names = "trajectory_id"
-    if names not in mine.column_names or names not in known.column_names:
+    if not has_column(mine, names) or not has_column(known, names):
         return 0
     own = mine[names].combine_chunks()
     return _is_elsewhere(mine, known.filter(pc.is_in(known[names], value_set=own)))

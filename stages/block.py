@@ -10,6 +10,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from trajreplay.schema.columns import has_column
 from trajreplay.schema.contracts import STAGE_OF_COLUMN
 from trajreplay.schema.policy import Tolerance
 from trajreplay.schema.tables import OWN_LENGTH
@@ -138,7 +139,7 @@ class Block:
         """
         looks = [Look() for _ in self.cohorts]
         for name in columns:
-            if name in self._read or name not in self.packed.table.column_names:
+            if name in self._read or not has_column(self.packed.table, name):
                 continue
             self._read.add(name)
             values = self.column(name)

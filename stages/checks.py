@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trajreplay.query.scanning import decoded_bytes
-from trajreplay.schema.columns import Table
+from trajreplay.schema.columns import Table, has_column
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError, listed
 from trajreplay.schema.lists import list_place
@@ -102,7 +102,7 @@ def check_sources(entry: Entry, rows: pa.Table) -> None:
     Raises:
         DatasetError: They do; what a replay reads besides a step is found by that list.
     """
-    if "source_rollout_id" not in rows.column_names:
+    if not has_column(rows, "source_rollout_id"):
         return
     found = source_pairs(rows)
     if found != set(entry.sources):
@@ -170,7 +170,7 @@ def check_components(table: pa.Table, settings: RewardSettings) -> None:
     Raises:
         DatasetError: There are some.
     """
-    if "reward_components" not in table.column_names:
+    if not has_column(table, "reward_components"):
         return
     expected, found = len(settings.weights), list_lengths(table["reward_components"])
     problems = [

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from trajreplay.query import Catalog, Cohort, Selection, select
+from trajreplay.schema.columns import has_column
 from trajreplay.schema.errors import TrajReplayError
 from trajreplay.schema.tables import SAMPLE_TABLES
 from trajreplay.stages.cohort import LoadedCohort
@@ -92,7 +93,7 @@ def _of_cohort(whole: WholeCohorts, place: Cohort) -> Iterator[Finding]:
 def _as_captured(cohort: LoadedCohort) -> LoadedCohort:
     """A step without the columns that it was given by its rollouts, which answer for them."""
     held = {name for one in cohort.owners for file in one.files for name in file.columns}
-    given = [one for one in FILLED if one in cohort.table.column_names and one not in held]
+    given = [one for one in FILLED if has_column(cohort.table, one) and one not in held]
     return replace(cohort, table=cohort.table.drop_columns(given)) if given else cohort
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from trajreplay.schema import LossSettings
+from trajreplay.schema.columns import has_column
 from trajreplay.schema.tables import GRADIENTS
 from trajreplay.stages.block import Block
 from trajreplay.stages.cohort import LoadedCohort
@@ -60,7 +61,7 @@ def judge_gradients(block: Block, outputs: Sequence[list[Recorded]], losses: Sam
     for cohort in block.cohorts:
         if GRADIENTS in cohort.lacking:
             _tell(cohort, "warning", "recorded of some samples only, and not compared")
-    if GRADIENTS not in block.packed.table.column_names:
+    if not has_column(block.packed.table, GRADIENTS):
         return
     if reason := _not_recomputed(block, losses):
         for cohort in block.cohorts:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from trajreplay.query import Cohort
+from trajreplay.schema.columns import has_column
 from trajreplay.stages.block import Block
 from trajreplay.stages.whole import WholeCohorts
 
@@ -73,7 +74,7 @@ class Handover:
 def taken_over(block: Block, handed: Mapping[Cohort, Handed], at: int) -> dict[str, Tensor]:
     """What the rollouts that a step consumed from hand on, in the place of what it recorded."""
     table = block.packed.table
-    if "source_rollout_id" not in table.column_names:
+    if not has_column(table, "source_rollout_id"):
         return {}
     (cohort,) = block.cohorts
     report = cohort.report
@@ -88,7 +89,7 @@ def taken_over(block: Block, handed: Mapping[Cohort, Handed], at: int) -> dict[s
         theirs = pc.fill_null(pc.index_in(ids, value_set=source.sample_ids), -1).to_numpy()
         rows, theirs = rows[theirs >= 0], theirs[theirs >= 0]
         for name, values in source.sides[at].items():
-            if name in table.column_names:
+            if has_column(table, name):
                 held = found.setdefault(name, block.column(name).clone())
                 _put(block, held, name, rows, values, source.offsets, theirs)
     return found

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
+from trajreplay.schema.columns import has_column
 from trajreplay.schema.tables import OWN_LENGTH, RESPONSE_LISTS
 from trajreplay.stages.checks import source_pairs
 from trajreplay.stages.cohort import LoadedCohort
@@ -53,7 +54,7 @@ def compare_handoffs(cohort: LoadedCohort, sources: Sources) -> Look:
         if how == "recomputed":
             continue
         for one in matched:
-            if name in one.source.table.column_names:
+            if has_column(one.source.table, name):
                 look = look.merged(_compare(cohort, one, name, how))
     for one in matched:
         _take_recomputed(cohort, one)
@@ -211,7 +212,7 @@ def _replace(
 def _take_recomputed(cohort: LoadedCohort, one: Matched) -> None:
     """Follow the chain: what the rollout's own replay found instead of what it recorded."""
     for name, rows in one.source.recomputed.items():
-        if name not in cohort.table.column_names or not rows:
+        if not has_column(cohort.table, name) or not rows:
             continue
         ids = _rows(cohort.table["sample_id"], one.mine).to_pylist()
         for row, sample_id in zip(one.mine.tolist(), ids, strict=True):

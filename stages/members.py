@@ -6,6 +6,7 @@ from collections import Counter
 
 import pyarrow as pa
 
+from trajreplay.schema.columns import has_column
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError
 from trajreplay.stages.checks import SAMPLE_KEY
@@ -29,7 +30,7 @@ def counted_members(
     batches: Counter[tuple[int, str | None]] = Counter()
     if is_dynamic([table for _, table in held]):  # all under one name, each sample once
         names = ["sample_id", *(("micro_batch_id",) if by_batch else ())]
-        names += [name for name in SAMPLE_KEY[1:] if name in held[0][1].column_names]
+        names += [name for name in SAMPLE_KEY[1:] if has_column(held[0][1], name)]
         whole = pa.concat_tables([table.select(names) for _, table in held])
         held = [(lead.key.rank, whole.group_by(names).aggregate([]))]
         _check_size(lead, held[0][1].num_rows)

@@ -7,6 +7,7 @@ from collections import Counter
 import pyarrow as pa
 
 from trajreplay.query.closure import short_groups
+from trajreplay.schema.columns import has_column
 from trajreplay.schema.errors import listed
 from trajreplay.stages.capability import Ability
 from trajreplay.stages.checks import source_pairs
@@ -46,7 +47,7 @@ def check_groups(
 
 def _cut_groups(table: pa.Table, expected: int | None) -> list[str]:
     """Groups that ranks which are not there may have members of."""
-    sizes = table["group_size"].to_pylist() if "group_size" in table.column_names else []
+    sizes = table["group_size"].to_pylist() if has_column(table, "group_size") else []
     if sizes and None not in sizes:
         return []
     if expected is None:
@@ -61,17 +62,17 @@ def _cut_groups(table: pa.Table, expected: int | None) -> list[str]:
 
 def _short_groups(table: pa.Table, run_id: str, sources: Sources) -> list[str]:
     coordinates = ("source_attempt", "source_rollout_id")
-    pairs = sorted(source_pairs(table)) if coordinates[0] in table.column_names else []
+    pairs = sorted(source_pairs(table)) if has_column(table, coordinates[0]) else []
     found = [(*pair, sources.find(run_id, *pair)) for pair in pairs]
     there_are = [one for one in found if isinstance(one[2], Source)]
-    sizes = table["group_size"].to_pylist() if "group_size" in table.column_names else []
+    sizes = table["group_size"].to_pylist() if has_column(table, "group_size") else []
     if not sizes and not there_are:
         return []
     names = [table[name].to_pylist() for name in (*(coordinates if pairs else ()), "group_id")]
     groups = list(zip(*names, strict=True))
     problems = [str(one) for one in short_groups(groups, sizes)] if sizes else []
     for attempt, rollout_id, source in there_are:
-        if isinstance(source, str) or "group_id" not in source.table.column_names:
+        if isinstance(source, str) or not has_column(source.table, "group_id"):
             continue
         there = Counter(source.table["group_id"].to_pylist())
         from_here = (group[2] for group in groups if group[:2] == (attempt, rollout_id))

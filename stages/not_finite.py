@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trajreplay.schema.columns import Table
+from trajreplay.schema.columns import Table, has_column
 from trajreplay.schema.settings import Settings
 from trajreplay.schema.tables import OWN_LENGTH
 from trajreplay.stages.packed import list_lengths, packed_values
@@ -75,7 +75,7 @@ class Samples:
             name: The column.
             masked: Whether to look under the mask, or at trained tokens and samples; None is both.
         """
-        if name not in self._table.column_names:
+        if not has_column(self._table, name):
             return None
         column = self._table[name]
         there = (~np.asarray(column.is_null().to_numpy())).nonzero()[0]

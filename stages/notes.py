@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import torch
 
 from trajreplay.query.capture_sets import CaptureSet
+from trajreplay.schema.columns import has_column
 from trajreplay.schema.contracts import STAGE_NAMES, STAGE_OF_COLUMN, stage_named
 from trajreplay.schema.entry import Entry, Output
 from trajreplay.schema.identity import UNPROVEN
@@ -44,7 +45,7 @@ def held_dtypes(owners: list[Entry], table: pa.Table, report: CohortReport) -> d
         file = entry.file(SAMPLE_TABLES[entry.key.kind].name)
         for name, seal in file.columns.items() if file is not None else ():
             dtype = seal.source_dtype or ""
-            if dtype in HALF_DTYPES and name in table.column_names:
+            if dtype in HALF_DTYPES and has_column(table, name):
                 mine = table[name].filter(pc.equal(table["rank"], entry.key.rank))
                 if not _holds(mine, HALF_DTYPES[dtype]):
                     message = (

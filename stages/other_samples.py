@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trajreplay.schema.columns import has_column
 from trajreplay.stages.checks import source_pairs
 from trajreplay.stages.packed import numbered
 from trajreplay.stages.sources import Source, Sources
@@ -39,7 +40,7 @@ def other_samples(
             return source
         others = _not_in(table, source, attempt, rollout_id)
         lacking = [
-            name for name in wanted if name not in others.column_names or others[name].null_count
+            name for name in wanted if not has_column(others, name) or others[name].null_count
         ]
         if lacking:
             return f"rollout {rollout_id} lacks {lacking[0]} of samples that the step does not hold"

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import DTypeLike
 from torch import Tensor
 
+from trajreplay.schema.columns import has_column
 from trajreplay.schema.lists import Int64s, elements, lengths_of
 from trajreplay.schema.settings import LayoutSettings
 from trajreplay.stages.spans import Spans
@@ -162,7 +163,7 @@ class Packed:
 
         Ranks number their forward passes each for itself, and shards of one pass lie on several.
         """
-        there = FORWARD_RANK in self.table.column_names
+        there = has_column(self.table, FORWARD_RANK)
         ranks = self.table[FORWARD_RANK].to_numpy() if there else self.ranks
         return torch.from_numpy(_divided(self._named("micro_batch_id"), ranks))
 
@@ -196,7 +197,7 @@ class Packed:
         """(S,) int64. Classes of samples, divided by the rollout that generated each."""
         numbers = np.asarray(classes.numpy(), np.int64)
         for name in ("source_attempt", "source_rollout_id"):
-            if name in self.table.column_names:
+            if has_column(self.table, name):
                 numbers = _divided(numbers, self.table[name].to_numpy())
         return torch.from_numpy(numbers)
 
@@ -220,7 +221,7 @@ class Packed:
 
     def text(self, name: str, sample: int) -> str | None:
         """A text column of one sample."""
-        value = self.table[name][sample].as_py() if name in self.table.column_names else None
+        value = self.table[name][sample].as_py() if has_column(self.table, name) else None
         return None if value is None else str(value)
 
     def sample_of(self, token: int) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from trajreplay.schema.columns import has_column
 from trajreplay.schema.lists import elements
 from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.compare import EXAMPLES, Look
@@ -17,7 +18,7 @@ def judge_samples(cohort: LoadedCohort, sources: Sources) -> None:
     """Judge the stage sample of one cohort and record its result."""
     look = _check_lengths(cohort).merged(_check_masks(cohort))
     look.compared += cohort.table.num_rows
-    if "source_rollout_id" in cohort.table.column_names:
+    if has_column(cohort.table, "source_rollout_id"):
         look = look.merged(compare_handoffs(cohort, sources))
     result = StageResult("sample", look.verdict, isolated=look.verdict)
     result.compared, result.mismatches = look.compared, look.mismatches
@@ -42,7 +43,7 @@ def _check_lengths(cohort: LoadedCohort) -> Look:
             f"and {response[row]}: it counts the prompt, too"
         )
         _find(cohort, "sample.length", message, row)
-    if "tokens" in table.column_names:
+    if has_column(table, "tokens"):
         found = list_lengths(table["tokens"])
         wrong = (found != total) & (found != response) & (found >= 0)
         for row in wrong.nonzero()[0].tolist():

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trajreplay.schema.columns import has_column
 from trajreplay.schema.contracts import STAGE_OF_COLUMN
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.lists import Int64s, lengths_of
@@ -184,7 +185,7 @@ class ShardGroup:
 
 
 def _keys(table: pa.Table) -> list[tuple[object, ...]]:
-    names = [name for name in _KEY if name in table.column_names]
+    names = [name for name in _KEY if has_column(table, name)]
     return list(zip(*(table[name].to_pylist() for name in names), strict=True))
 
 

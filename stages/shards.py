@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
+from trajreplay.schema.columns import has_column
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.settings import LayoutSettings
 from trajreplay.schema.shards import row_places
@@ -25,7 +26,7 @@ _OWN = ("rank", "row", "context_rank", "context_size", *PLACE)
 def placed(part: Part, layout: LayoutSettings) -> Part:
     """A part whose rows know where their shards lie, before any of them is left out."""
     table = part.table
-    there = {name: table[name].to_pylist() for name in PLACING[2:] if name in table.column_names}
+    there = {name: table[name].to_pylist() for name in PLACING[2:] if has_column(table, name)}
     total = np.asarray(table["total_length"].to_numpy(), np.int64)
     places = row_places(
         layout,
@@ -42,7 +43,7 @@ def placed(part: Part, layout: LayoutSettings) -> Part:
 
 def is_dynamic(tables: list[pa.Table]) -> bool:
     """Whether rows say themselves which shard of their sample they are."""
-    return any("context_size" in table.column_names for table in tables)
+    return any(has_column(table, "context_size") for table in tables)
 
 
 def is_sharded(parts: list[Part]) -> bool:
@@ -112,7 +113,7 @@ def _renamed(table: pa.Table, rank: int) -> pa.Table:
     """Samples of several ranks as the rows of one."""
     count = table.num_rows
     for name, values in (("rank", np.full(count, rank, np.int32)), ("row", np.arange(count))):
-        if name in table.column_names:
+        if has_column(table, name):
             table = table.set_column(table.column_names.index(name), name, pa.array(values))
     return table
 

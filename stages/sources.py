@@ -16,6 +16,7 @@ from torch import Tensor
 from trajreplay.query.capture_sets import CaptureSets
 from trajreplay.query.catalog import Cohort
 from trajreplay.query.reading import read_columns
+from trajreplay.schema.columns import has_column
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.identity import DATA, CaptureKey
 from trajreplay.schema.tables import EVENTS, ROLLOUTS
@@ -260,7 +261,7 @@ def _from_sources(
     for attempt, rollout_id in sorted(set(coordinates)):
         source = sources.find(run_id, attempt, rollout_id)
         mine = np.array([at for at, one in enumerate(coordinates) if one == (attempt, rollout_id)])
-        if isinstance(source, str) or name not in source.table.column_names:
+        if isinstance(source, str) or not has_column(source.table, name):
             return None
         theirs = source.rows_of(table["sample_id"].take(pa.array(mine)))
         if (theirs < 0).any():

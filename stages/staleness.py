@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from trajreplay.schema.columns import has_column
 from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.report import Finding
 from trajreplay.stages.spans import UNKNOWN
@@ -32,7 +33,7 @@ def note_staleness(cohort: LoadedCohort) -> None:
             f"{current[row]}, those of its current ones"
         )
         cohort.report.findings.append(Finding("weights.old-newer", "warning", message, "sample"))
-    if _SPANS not in cohort.table.column_names:
+    if not has_column(cohort.table, _SPANS):
         return
     spans = cohort.spans
     newer = said[spans.owner] & (spans.version > current[spans.owner])

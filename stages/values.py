@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from trajreplay.schema.columns import has_column
 from trajreplay.schema.errors import StageError
 from trajreplay.stages.advantages import compare_estimates, estimated
 from trajreplay.stages.block import Block
@@ -83,7 +84,7 @@ def _columns(
     return {
         name: (values, partial(compared, name))
         for name, values in made.items()
-        if name in block.packed.table.column_names
+        if has_column(block.packed.table, name)
     }
 
 

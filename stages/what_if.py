@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from trajreplay.query import Catalog, Cohort, Selection, select
+from trajreplay.schema.columns import has_column
 from trajreplay.schema.contracts import STAGE_NAMES
 from trajreplay.schema.errors import QueryError, TrajReplayError
 from trajreplay.stages.block import Block
@@ -169,7 +170,7 @@ def _unsupported(block: Block, stage: str) -> str:
     found = ability(stage, block.settings, ParallelCoordinates(), block.packed.table.column_names)
     if found.capability != "recompute":
         return found.reason
-    lacking = [one for one in found.reads if one not in block.packed.table.column_names]
+    lacking = [one for one in found.reads if not has_column(block.packed.table, one)]
     return f"reads {', '.join(lacking)}, which was not captured" if lacking else ""
 
 

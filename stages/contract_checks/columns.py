@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trajreplay.schema.columns import has_column
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.lists import elements
 from trajreplay.schema.settings import Settings
@@ -178,7 +179,7 @@ class Together:
     def has(self, *names: str) -> bool:
         """Whether columns were captured of every sample of every cohort."""
         table = self.packed.table
-        return all(name in table.column_names and not table[name].null_count for name in names)
+        return all(has_column(table, name) and not table[name].null_count for name in names)
 
     def finite(self, *names: str) -> bool:
         """Whether columns are known to hold neither NaN nor infinities."""

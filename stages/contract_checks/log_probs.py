@@ -69,7 +69,8 @@ def _positive(given: Together, name: str) -> Iterator[Found]:
         odd, mine = above[start:stop], values[start:stop]
         count = int(np.count_nonzero(odd))
         if count:
-            highest = np.maximum.reduce(np.where(odd, mine, -np.inf))
+            top = int(mine.argmax())
+            highest = mine[top] if odd[top] else mine[odd].max()  # masked, or a NaN
             message = (
                 f"{name} is above 0 at {count} trained tokens, up to {highest:.4g}: a "
                 "probability above 1"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from trajreplay.schema.columns import has_column
 from trajreplay.stages.contract_checks.columns import Columns, Floats, Found, Together
 from trajreplay.stages.packed import list_lengths, packed_values
 from trajreplay.stages.report import Finding
@@ -181,7 +182,7 @@ def _group_sizes(given: Columns) -> Floats:
     """(S,) Members that the group of each sample has; infinite where a step may hold a part."""
     if given.has("group_size"):
         return given.scalars("group_size")
-    unstated = math.inf if "source_rollout_id" in given.table.column_names else 0
+    unstated = math.inf if has_column(given.table, "source_rollout_id") else 0
     stated = given.settings.reward.n_samples_per_prompt
     return np.full(len(given.groups), unstated if stated is None else stated, np.float64)
 

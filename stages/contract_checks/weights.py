@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from trajreplay.schema.columns import has_column
 from trajreplay.schema.settings import Settings
 from trajreplay.stages.contract_checks.columns import Columns, Found, Ints, Together
 from trajreplay.stages.report import Finding
@@ -16,7 +17,7 @@ _TRAINED = ("log_probs", "old_log_probs")
 
 def check_weights(given: Together) -> Iterator[Found]:
     """Everything about the weights that sampled a response."""
-    if _stated(given.block.settings) or "weight_versions" in given.packed.table.column_names:
+    if _stated(given.block.settings) or has_column(given.packed.table, "weight_versions"):
         yield from given.each(_weights)
 
 
@@ -81,7 +82,7 @@ def _staleness(given: Columns, versions: Ints, owner: Ints) -> Iterator[Finding]
     """Versions between the weights that sampled a span and those that train on it."""
     name = next((one for one in _TRAINED if given.version_of(one) is not None), None)
     if name is None:
-        trains = any(one in given.table.column_names for one in _TRAINED)
+        trains = any(has_column(given.table, one) for one in _TRAINED)
         if trains and given.settings.sampling.max_staleness is not None:
             why = "not every rank says which weights computed log_probs or old_log_probs"
             yield _unchecked(given, ["sampling.max_staleness"], why)
