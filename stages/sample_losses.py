@@ -132,11 +132,8 @@ class SampleLosses:
         return self._with_loss(self._means(self.tokens))
 
     def _means(self, tokens: PolicyTerms) -> dict[str, MaskedMean]:
-        weights, counted = (
-            self.of_tokens.weighted(tokens.summed),
-            self.of_tokens.weighted(tokens.counted),
-        )
-        counts = self._divided(segment_sum(counted, self.offsets))
+        weights = self.of_tokens.weighted(tokens.summed)
+        counts = self._divided(self._count_of(tokens))
         means = {
             name: seq_mean_token_mean(values.double(), weights, self.offsets, denominator=counts)
             for name, values in tokens.terms.items()
@@ -240,7 +237,7 @@ class SampleLosses:
         return Aggregates(
             self._all,
             self._stage,
-            segment_sum(self._weights, self.offsets),
+            self._trained,
             self._counted,
             self._trajectories,
             self._micro_batches,
@@ -249,7 +246,17 @@ class SampleLosses:
     @cached_property
     def _counted(self) -> Tensor:
         """(S,) The tokens of each sample that a mean divides by."""
-        return segment_sum(self.of_tokens.weighted(self.tokens.counted), self.offsets)
+        return self._count_of(self.tokens)
+
+    @cached_property
+    def _trained(self) -> Tensor:
+        """(S,) The trained tokens of each sample."""
+        return segment_sum(self._weights, self.offsets)
+
+    def _count_of(self, tokens: PolicyTerms) -> Tensor:
+        """(S,) The tokens of each sample that count; most losses count all trained ones."""
+        counted = self.of_tokens.weighted(tokens.counted)
+        return self._trained if counted is self._weights else segment_sum(counted, self.offsets)
 
     def total_errors(self, name: str, samples: Tensor, *, by_batch: bool = False) -> MeanError:
         """How far what samples add to a total may be off."""
@@ -300,7 +307,7 @@ class SampleLosses:
         share, against = bounds
         tokens = self.of_tokens.terms(share=share, against=against)
         moved = self._with_loss(self._means(tokens))
-        changed = segment_sum(self.of_tokens.weighted(tokens.counted), self.offsets) - self._counted
+        changed = self._count_of(tokens) - self._counted
         for name, exact in self.means.items():
             numerator = (moved[name].numerator - exact.numerator).abs()
             # A token that is not counted any more changes what the others are divided by.
