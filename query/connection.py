@@ -11,13 +11,14 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
-
-import duckdb
+from typing import TYPE_CHECKING, Any
 
 from trajreplay.query.dataset import lake_tables
 from trajreplay.query.visible import Visible
 from trajreplay.schema.errors import QueryError
+
+if TYPE_CHECKING:
+    import duckdb
 
 MEMORY_BYTES = 2 << 30
 SPILL_BYTES = 16 << 30
@@ -72,6 +73,8 @@ def connect_empty(
     Raises:
         QueryError: There is no such folder, or no database with so much memory or so many threads.
     """
+    import duckdb
+
     if threads is not None and not 1 <= threads <= _MOST_THREADS:
         raise QueryError(f"found {threads} threads, expected 1 to {_MOST_THREADS}")
     limit_ms = max(1, round(time_limit_s * 1000))
@@ -146,6 +149,8 @@ def _instance(
     process: int, folder: str, memory_bytes: int, threads: int | None, limit_ms: int
 ) -> duckdb.DuckDBPyConnection:
     """An empty locked database; opening one takes longer than most queries, so it is kept."""
+    import duckdb
+
     spill = tempfile.mkdtemp(prefix=f"trajreplay-{process}-", dir=folder)
     config: dict[str, Any] = {
         "allow_community_extensions": False,

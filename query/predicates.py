@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
-import duckdb
 import pyarrow as pa
 
 from trajreplay.query.catalog import Cohort
@@ -15,6 +15,9 @@ from trajreplay.query.visible import Visible
 from trajreplay.schema.columns import Table
 from trajreplay.schema.errors import QueryError
 from trajreplay.schema.tables import ROLLOUTS, STEPS
+
+if TYPE_CHECKING:
+    import duckdb
 
 Matches = dict[Cohort, dict[int, pa.Array]]
 _EXAMPLE = 'Give one boolean expression, such as --where "rollout_id=120 and reward<0".'
@@ -37,6 +40,8 @@ def matching_rows(visible: Visible, where: str) -> Matches:
     Raises:
         QueryError: It is no expression, not boolean, or valid on neither table.
     """
+    import duckdb
+
     expression = _parsed(where)
     matches: Matches = {}
     missing: list[str] = []
@@ -54,6 +59,8 @@ def matching_rows(visible: Visible, where: str) -> Matches:
 
 
 def _parsed(where: str) -> duckdb.Expression:
+    import duckdb
+
     check_text(where)
     try:
         return duckdb.SQLExpression(where)

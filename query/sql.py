@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import duckdb
 import pyarrow as pa
 
 from trajreplay.query.catalog import Catalog
@@ -23,6 +22,9 @@ from trajreplay.query.sql_errors import check_statement, translated
 from trajreplay.query.sql_types import refuse_for_polars, refuse_types, refuse_values
 from trajreplay.query.visible import Visible
 from trajreplay.schema.errors import QueryError
+
+if TYPE_CHECKING:
+    import duckdb
 
 if TYPE_CHECKING:
     import polars
@@ -178,6 +180,8 @@ class SqlQuery:
 
     @contextmanager
     def _translating(self, visible: Visible) -> Iterator[None]:
+        import duckdb
+
         try:
             with interrupts_heard():
                 yield
@@ -205,6 +209,8 @@ def check_sql(text: str, where: str) -> None:
 
     >>> check_sql("SELECT count(*) FROM steps", "policy.toml")
     """
+    import duckdb
+
     with duckdb.connect() as connection:
         try:
             check_statement(connection, text)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import difflib
 import re
-
-import duckdb
+from typing import TYPE_CHECKING
 
 from trajreplay.query.samples import SAMPLES
 from trajreplay.query.visible import Visible
 from trajreplay.schema.errors import DatasetError, QueryError
 from trajreplay.schema.tables import TABLES
+
+if TYPE_CHECKING:
+    import duckdb
 
 _TABLES = TABLES | {SAMPLES.name: SAMPLES}
 TABLE_NAMES = tuple(_TABLES)
@@ -52,6 +54,8 @@ def check_statement(connection: duckdb.DuckDBPyConnection, text: str) -> None:
     Raises:
         QueryError: A syntax error, no statement, several, or one of another kind.
     """
+    import duckdb
+
     check_text(text)
     try:
         statements = connection.extract_statements(text)
@@ -92,6 +96,8 @@ def translated(
         text: The statement or expression.
         statement: Whether it is a statement, which may name tables.
     """
+    import duckdb
+
     if visible.errors:
         return _of_lake(visible.errors[0])
     message = _message(error)
@@ -145,6 +151,8 @@ def _is_list(name: str) -> bool:
 
 def missing_name(error: Exception) -> str | None:
     """The column, or the table before its point, that a statement names and that is not there."""
+    import duckdb
+
     if not isinstance(error, duckdb.BinderException):
         return None
     found = (pattern.search(str(error)) for pattern in _MISSING)

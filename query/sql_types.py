@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as types
 
 from trajreplay.schema.errors import QueryError
+
+if TYPE_CHECKING:
+    import duckdb
 
 # What comes out of Arrow in their place: another number, a time without its zone, bare bytes.
 _LOST = {"uhugeint", "time with time zone", "bit", "bignum", "variant"}

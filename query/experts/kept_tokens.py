@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 
 from trajreplay.query.experts.agreement_report import OF_SIDE, SIDES
 from trajreplay.query.experts.pairs import PairedTokens
+
+if TYPE_CHECKING:
+    import duckdb
 
 _WORD = 64
 

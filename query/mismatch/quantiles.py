@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import duckdb
+if TYPE_CHECKING:
+    import duckdb
+
 
 _WHOLE = 200_000  # fewer values than this are sorted at once
 _SAMPLED = 0.02

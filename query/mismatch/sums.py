@@ -11,9 +11,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 
@@ -23,6 +22,9 @@ from trajreplay.query.mismatch.powers import near_powers
 from trajreplay.query.mismatch.quantiles import exact_quantiles
 from trajreplay.query.mismatch.statistics import QUANTILES
 from trajreplay.query.mismatch.tokens import Tokens, token_blocks
+
+if TYPE_CHECKING:
+    import duckdb
 
 Run = Callable[[Callable[[], Any]], Any]
 
