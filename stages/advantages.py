@@ -195,7 +195,7 @@ def _errors(block: Block, replaced: dict[str, Tensor]) -> dict[str, Tensor]:
         found = _errors(wide.block, every)
         return {name: wide.own(values, per_token=True) for name, values in found.items()}
     given = _inputs(block, replaced, torch.float64, 0.0)
-    if "advantages" in block.packed.table.column_names:
+    if has_column(block.packed.table, "advantages"):
         given = replace(given, recorded=block.packed.tokens("advantages"))
     errors: dict[str, Tensor] = estimate_advantages_error(block.settings.advantage, given)._asdict()
     return errors
