@@ -298,6 +298,9 @@ class SampleLosses:
         if not self.of_tokens.of_kernel:
             for bounds, times in self.of_tokens.moved_bounds():
                 self._add_undecided(slack, bounds, times)
+        if (undecided := self.of_tokens.undecided()) is not None:
+            for name in ("pg_loss", "loss"):
+                slack[name] += segment_sum(undecided, self.offsets) / self.means[name].denominator
         return {name: MeanError(slack[name], absolute[name]) for name in slack}
 
     def _add_undecided(

@@ -21,6 +21,7 @@ from trajreplay.stages.compose import (
     plain_errors,
     plain_terms,
     policy_terms,
+    undecided_terms,
     value_terms,
     value_tokens,
 )
@@ -110,6 +111,12 @@ class TokenLosses:
         for alike, ways in found.items():
             if alike != own:
                 yield ways[0], len(ways)
+
+    def undecided(self) -> Tensor | None:
+        """(N,) float64. What rounding alone decides of pg_loss; None where it decides nothing."""
+        if self._stage != POLICY or self._kernel is not None:
+            return None
+        return undecided_terms(self._all.loss, self._given(self.columns))
 
     def in_float32(self) -> PolicyTerms:
         """The terms at each token in float32."""

@@ -9,6 +9,7 @@ from trajreplay.stages.compose.corrections import kept_tokens, rollout_weights
 from trajreplay.stages.compose.losses import (
     PolicyTerms,
     policy_terms,
+    undecided_terms,
     value_terms,
     value_tokens,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "summed_components",
     "summed_rewards_error",
     "summed_tokens",
+    "undecided_terms",
     "value_terms",
     "value_tokens",
 ]

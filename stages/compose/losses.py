@@ -12,7 +12,7 @@ from torch import Tensor
 from trajreplay.schema import LossSettings, Settings, ValueSettings
 from trajreplay.stages.capability import LOG_PROB_SOURCES
 from trajreplay.stages.compose.corrections import kept_tokens, rollout_weights
-from trajreplay.stages.compose.surrogates import LossInputs, scored_tokens
+from trajreplay.stages.compose.surrogates import LossInputs, scored_tokens, undecided_penalties
 from trajreplay.stages.kernels.correction import importance_weights
 from trajreplay.stages.kernels.kl_loss import weighted_kl
 from trajreplay.stages.kernels.off_policy import off_policy_keep
@@ -42,11 +42,8 @@ def policy_terms(settings: LossSettings, given: LossInputs) -> PolicyTerms:
         settings: The loss in force.
         given: Its inputs.
     """
-    kept = kept_tokens(settings, given)
-    summed = given.mask if kept is None else kept
     columns, weights = given.columns, rollout_weights(settings, given)
-    if settings.rejection_denominator == "kept":
-        given = replace(given, mask=summed)
+    given, summed = _remaining(settings, given)
     scored = scored_tokens(settings, given, weights)
     terms = dict(scored.terms)
     if settings.opsm_delta is not None:
@@ -66,6 +63,28 @@ def policy_terms(settings: LossSettings, given: LossInputs) -> PolicyTerms:
     if "entropy" in columns:
         terms["entropy_loss"] = columns["entropy"]
     return PolicyTerms(terms, summed, given.mask)
+
+
+def _remaining(settings: LossSettings, given: LossInputs) -> tuple[LossInputs, Tensor]:
+    """The inputs, their mask that of what is counted, and the tokens that are summed."""
+    kept = kept_tokens(settings, given)
+    summed = given.mask if kept is None else kept
+    by_kept = settings.rejection_denominator == "kept"
+    return (replace(given, mask=summed) if by_kept else given), summed
+
+
+def undecided_terms(settings: LossSettings, given: LossInputs) -> Tensor | None:
+    """(N,) What rounding alone decides of pg_loss: the sum over a sample bounds what it is off by.
+
+    None of a loss that leaves nothing to it. Arguments as of `policy_terms`.
+    """
+    counted, summed = _remaining(settings, given)
+    found = undecided_penalties(settings, counted)
+    if found is None:
+        return None
+    weights = rollout_weights(settings, given)
+    weighted = found if weights is None else found * weights.abs()
+    return torch.where(summed, weighted, 0.0)
 
 
 def _kl_loss(settings: LossSettings, given: LossInputs, ratio: Tensor | None) -> Tensor:

@@ -13,7 +13,7 @@ from trajreplay.schema import LossSettings
 from trajreplay.stages.capability import LOG_PROB_SOURCES
 from trajreplay.stages.kernels.clipping import cispo_loss, clip_loss, policy_gradient_loss
 from trajreplay.stages.kernels.dppo import dppo_gate, dppo_loss
-from trajreplay.stages.kernels.gates import kl_cov_loss, sapo_loss
+from trajreplay.stages.kernels.gates import kl_cov_loss, kl_cov_undecided, sapo_loss
 from trajreplay.stages.kernels.m2po import m2po_loss
 from trajreplay.stages.kernels.masked import sample_values, spread
 from trajreplay.stages.kernels.ratio import log_ratio, sequence_log_ratio
@@ -66,16 +66,10 @@ def scored_tokens(
         given: Its inputs.
         weights: (N,) Train against rollout probabilities, for the surrogate that takes them in.
     """
-    columns = given.columns
-    log_probs, advantages = columns["log_probs"], columns["advantages"]
-    if settings.advantage_level == "sequence-mean":
-        advantages = sample_values(
-            advantages, given.mask, given.offsets, epsilon=settings.count_epsilon
-        )
+    log_probs, advantages = given.columns["log_probs"], _advantages(settings, given)
     if settings.surrogate == "reinforce":
         return Scored({"pg_loss": policy_gradient_loss(log_probs, advantages)})
-    old = None if settings.ratio == "one" else columns[LOG_PROB_SOURCES[settings.old_source]]
-    ratio = log_ratio(log_probs, old, clamp=None if old is None else settings.log_ratio_clamp)
+    ratio = _token_ratio(settings, given)
     absolute = settings.surrogate == "kl-cov" and settings.kl_cov_ppo_kl == "absolute"
     terms = {"ppo_kl": ratio.abs() if absolute else -ratio}
     if settings.ratio in _SEQUENCE_FORMS:
@@ -89,6 +83,42 @@ def scored_tokens(
         )
     tokens = _Tokens(given, log_probs, ratio, advantages, weights)
     return Scored(terms | _SURROGATES[settings.surrogate](settings, tokens), ratio)
+
+
+def undecided_penalties(settings: LossSettings, given: LossInputs) -> Tensor | None:
+    """(N,) float64. What the loss of a sample is off by at most where rounding picks its tokens.
+
+    None of a surrogate that picks none. Arguments as of `scored_tokens`.
+    """
+    if settings.surrogate != "kl-cov":
+        return None
+    return kl_cov_undecided(
+        given.columns["log_probs"],
+        _token_ratio(settings, given),
+        _advantages(settings, given),
+        given.mask,
+        given.offsets,
+        fraction=settings.kl_cov_fraction,
+        kl_coef=settings.kl_cov_coef,
+        **_batches(given),
+    )
+
+
+def _advantages(settings: LossSettings, given: LossInputs) -> Tensor:
+    advantages = given.columns["advantages"]
+    if settings.advantage_level == "token":
+        return advantages
+    epsilon = settings.count_epsilon
+    return sample_values(advantages, given.mask, given.offsets, epsilon=epsilon)
+
+
+def _token_ratio(settings: LossSettings, given: LossInputs) -> Tensor:
+    """(N,) The log ratio of each token."""
+    log_probs = given.columns["log_probs"]
+    if settings.ratio == "one":
+        return log_ratio(log_probs, None)
+    old = given.columns[LOG_PROB_SOURCES[settings.old_source]]
+    return log_ratio(log_probs, old, clamp=settings.log_ratio_clamp)
 
 
 @dataclass(frozen=True)

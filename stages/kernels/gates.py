@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from trajreplay.stages.kernels.precision import FLOAT32_ROUNDOFF, reduction_factor
 from trajreplay.stages.kernels.segments import check_shapes
 from trajreplay.stages.kernels.sets import TokenSets
 
@@ -116,12 +117,96 @@ def kl_cov_loss(
         advantages=(advantages, "N"),
     )
     sets = TokenSets.of("kl_cov_loss", mask, offsets, index, size)
-    chosen = sets.chosen(advantages)
-    deviation = chosen - sets.spread(sets.mean(chosen))
-    chosen = sets.chosen(log_probs)
-    covariance = deviation * (chosen - sets.spread(sets.mean(chosen)))
-    allowed = (fraction * sets.count).floor().clamp(min=1.0)
-    gated = sets.scatter(sets.rank(covariance, descending=True) < sets.spread(allowed))
+    covariance, _ = _covariances(sets, log_probs, advantages)
+    gated = sets.scatter(
+        sets.rank(covariance, descending=True) < sets.spread(_allowed(sets, fraction))
+    )
     loss = -advantages * log_ratio.exp()
     penalty = torch.where(gated, kl_coef * log_ratio.abs(), 0.0)
     return GatedLoss(loss + penalty, gated.to(loss.dtype))
+
+
+def kl_cov_undecided(
+    log_probs: Tensor,
+    log_ratio: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    offsets: Tensor,
+    *,
+    fraction: float = 0.0002,
+    kl_coef: float = 0.1,
+    index: Tensor | None = None,
+    size: int = 1,
+) -> Tensor:
+    """Bound what the penalties of a sample may be off by where rounding decides who is gated.
+
+        u_t = min(1, k max_s(p) / sum_s(p)) p_t      p = kl_coef |l| of the undecided t, else 0
+
+    Args:
+        log_probs: (N,) float. As in `kl_cov_loss`, and so are the others.
+        log_ratio: As there.
+        advantages: As there.
+        mask: As there.
+        offsets: As there.
+        fraction: As there.
+        kl_coef: As there.
+        index: As there.
+        size: As there.
+
+    Returns:
+        (N,) float64, whose sum over a sample is the bound. Dimensionless.
+
+    Raises:
+        StageError: As there.
+
+    Conventions:
+        k tokens of a micro-batch are gated. A token is undecided whose covariance lies within the
+        float32 errors of both of one on the other side: of equal advantages all covariances are 0,
+        or the rounding of their mean, and whoever a trainer's search happens on is penalised.
+
+    Source:
+        `reduction_factor` for the means.
+
+    >>> log_probs, even = torch.tensor([-0.5, -2.0, -1.0]), torch.ones(3)
+    >>> kl_cov_undecided(log_probs, even, even, even, torch.tensor([0, 3])).sum()
+    tensor(0.1000, dtype=torch.float64)
+    """
+    sets = TokenSets.of("kl_cov_undecided", mask, offsets, index, size)
+    covariance, error = _covariances(sets, log_probs, advantages)
+    allowed = _allowed(sets, fraction)
+    gated = sets.rank(covariance, descending=True) < sets.spread(allowed)
+    lowest = sets.least(torch.where(gated, covariance - error, torch.inf))
+    highest = -sets.least(torch.where(gated, torch.inf, -(covariance + error)))
+    near = torch.where(
+        gated,
+        covariance - error <= sets.spread(highest),
+        covariance + error >= sets.spread(lowest),
+    )
+    penalty = torch.where(sets.scatter(near), kl_coef * log_ratio.double().abs(), 0.0)
+    lengths = offsets.diff()
+    rows = torch.repeat_interleave(torch.arange(lengths.numel(), device=mask.device), lengths)
+    total = penalty.new_zeros(lengths.numel()).index_add_(0, rows, penalty)
+    largest = penalty.new_zeros(lengths.numel()).scatter_reduce_(0, rows, penalty, "amax")
+    most = torch.minimum(total, allowed[sets.samples] * largest)
+    return penalty * (most / torch.where(total > 0.0, total, 1.0))[rows]
+
+
+def _allowed(sets: TokenSets, fraction: float) -> Tensor:
+    """(K,) How many tokens of each set are gated."""
+    return (fraction * sets.count).floor().clamp(min=1.0)
+
+
+def _covariances(sets: TokenSets, log_probs: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
+    """(n,) float64 each. The covariance of each trained token, and how far float32 may be off."""
+    factor = reduction_factor(sets.count)
+    deviations, errors = [], []
+    for values in (advantages, log_probs):
+        chosen = sets.chosen(values)
+        deviation = chosen - sets.spread(sets.mean(chosen))
+        off = sets.spread(factor * sets.mean(chosen.abs()))
+        deviations.append(deviation)
+        errors.append(off + FLOAT32_ROUNDOFF * (deviation.abs() + off))
+    (first, second), (one, two) = deviations, errors
+    error = first.abs() * two + second.abs() * one + one * two
+    covariance = first * second
+    return covariance, error + FLOAT32_ROUNDOFF * (covariance.abs() + error)

@@ -28,6 +28,9 @@ _ULP = 2.0 * FLOAT32_ROUNDOFF
 # with probability 1 - 2 k exp(-lambda^2 / 2). 12 leaves 1e-27 for a million terms. It also covers
 # what the model leaves out, equal terms added one by one (error k u / 4), up to 2,304 of them.
 SUM_LAMBDA = 12.0
+# Roundings on the longest path of a sum of n tokens: reductions add pairs, or blocks of 16 on each
+# of log16(n) levels, and then a few lanes and ranks.
+_LANES, _PER_DOUBLING = 16.0, 4.0
 
 
 def half_ulp(values: Tensor, dtype: str) -> Tensor:
@@ -157,3 +160,23 @@ def finite_or_nan(error: Tensor) -> Tensor:
     tensor([1., nan])
     """
     return torch.where(torch.isfinite(error), error, torch.nan)
+
+
+def reduction_factor(count: Tensor) -> Tensor:
+    """The same of a reduction of float32 tensors, which adds pairs or blocks, and not one by one.
+
+    Args:
+        count: (...) float64. Summands, n.
+
+    Returns:
+        (...) float64. Dimensionless.
+
+    Source:
+        Higham 2002, Accuracy and stability of numerical algorithms, section 4.2.
+
+    >>> bool(reduction_factor(torch.tensor(1e6)) < accumulation_factor(torch.tensor(1e3)))
+    True
+    """
+    path = _LANES + _PER_DOUBLING * count.clamp(min=1.0).log2()
+    roundings = torch.minimum(count, path)
+    return torch.minimum(accumulation_factor(roundings), accumulation_factor(count))

@@ -92,6 +92,11 @@ class TokenSets:
         """Average (n,) float64 values over each set; 0 where it has none."""
         return self.sum(chosen) / self.count.clamp(min=1.0)
 
+    def least(self, chosen: Tensor) -> Tensor:
+        """The least of (n,) values in each set; infinity where it has none."""
+        found = torch.full_like(self.count, torch.inf)
+        return found.scatter_reduce_(0, self.member, chosen, "amin")
+
     def rank(self, chosen: Tensor, *, descending: bool = False) -> Tensor:
         """Number (n,) values from the first of each set, 0; equal ones as they come. int64."""
         order = self._order(chosen, descending=descending)

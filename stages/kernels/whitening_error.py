@@ -9,15 +9,12 @@ from trajreplay.stages.kernels.groups import Groups
 from trajreplay.stages.kernels.precision import (
     FLOAT32_ROUNDOFF,
     FLOAT32_TINY,
-    accumulation_factor,
+    reduction_factor,
 )
 from trajreplay.stages.kernels.rounded import Rounded, quotient
 from trajreplay.stages.kernels.whitening import centre_of, divisor_of, sets_of, whiten
 
 U = FLOAT32_ROUNDOFF
-# Roundings on the longest path of a sum of n tokens: reductions add pairs, or blocks of 16 on each
-# of log16(n) levels, and then a few lanes and ranks.
-_LANES, _PER_DOUBLING = 16.0, 4.0
 
 
 def whitened(
@@ -95,7 +92,7 @@ def whitened(
     count = sets.sum(unmasked.double())
     x = torch.where(unmasked, values.value, 0.0)
     entry = torch.where(unmasked, values.error, 0.0)
-    factor = _reduction_factor(count)
+    factor = reduction_factor(count)
     own = entry
     if centre_index is None and centre == "mean":
         inherited = sets.sum(entry) / count
@@ -159,15 +156,9 @@ def _centre_error(x: Tensor, entry: Tensor, unmasked: Tensor, sets: Groups, cent
     counted = unmasked.double()
     count = sets.sum(counted)[sets.member]
     size, inherited = (sets.sum(one)[sets.member] for one in (x.abs(), entry))
-    off = inherited + _reduction_factor(count) * (size + inherited)
+    off = inherited + reduction_factor(count) * (size + inherited)
     if centre == "leave-one-out":
         count = count - counted
         off = off + torch.where(unmasked, entry + U * (x.abs() + size + entry + inherited), 0.0)
     off = (off + 2.0 * U * (size + inherited)) / count.clamp(min=1.0)
     return torch.where(count > 0.0, off, 0.0)
-
-
-def _reduction_factor(count: Tensor) -> Tensor:
-    path = _LANES + _PER_DOUBLING * count.clamp(min=1.0).log2()
-    roundings = torch.minimum(count, path)
-    return torch.minimum(accumulation_factor(roundings), accumulation_factor(count))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -187,3 +188,58 @@ def test_tokens_on_a_bound_hide_no_explanation(lake: Lake, name: str) -> None:
     assert len(named) >= len(found) - 1, [one.text for one in found]
     # of some, nothing but the bound says that they agree
     assert not all(one.hypotheses[0].exact for one in named)
+
+
+@pytest.mark.parametrize("by_sample", [True, False])
+def test_a_choice_among_equal_advantages_is_no_fault_and_a_penalty_of_all_is(
+    tmp_path: Path, by_sample: bool
+) -> None:
+    """Micro-batches of one sample have one advantage: every covariance is a rounding error."""
+    changes = {"loss.surrogate": "kl-cov", "loss.batch_reduction": "mean"}
+    settings = with_changes(Settings(), {**changes, "loss.aggregation": "token-mean"})
+    numbers = torch.Generator().manual_seed(0)
+    lakes = {name: Lake.create(tmp_path / name) for name in ("as verl", "of all")}
+    for number in range(8):
+        old = -torch.rand(SAMPLES, TOKENS, generator=numbers)
+        new = (old + torch.randn(SAMPLES, TOKENS, generator=numbers) * 0.1).clamp(max=0.0)
+        gains = torch.randn(SAMPLES, 1, generator=numbers).repeat(1, TOKENS)
+        batches = [[row] for row in range(SAMPLES)] if by_sample else [[0, 1], [2, 3]]
+        if not by_sample:
+            gains[1], gains[3] = gains[0], gains[2]
+        samples = [Sample(f"s-{row}", "g", [1] * TOKENS, 0.0, reward=0.0) for row in range(SAMPLES)]
+        for row, one in enumerate(samples):
+            one.columns = {
+                "log_probs": new[row],
+                "old_log_probs": old[row],
+                "advantages": gains[row],
+            }
+            one.micro_batch_id = f"mb-{[row in own for own in batches].index(True)}"
+        for name, lake in lakes.items():
+            expected = []
+            for batch, rows in enumerate(batches):
+                lp, a, gaps = new[rows], gains[rows], new[rows] - old[rows]
+                covariance = ((a - a.mean()) * (lp - lp.mean())).flatten()
+                places = torch.topk(covariance, 1).indices
+                penalised = torch.zeros(lp.numel())
+                penalised[places if name == "as verl" else slice(None)] = 1.0
+                loss = -a * gaps.exp() + 0.1 * penalised.view_as(lp) * gaps.abs()
+                meaning = {"scope": "micro_batch", "reduction": "mean"}
+                value = float(loss.mean())
+                scalars = {"loss": value, "pg_loss": value, "ppo_kl": float(-gaps.mean())}
+                expected.append(Expected(scalars, {**meaning, "micro_batch_id": f"mb-{batch}"}))
+            capture(
+                lake,
+                {0: samples},
+                WAY,
+                rollout_id=number,
+                step_id=0,
+                stages=("loss.policy",),
+                columns=("log_probs", "old_log_probs", "advantages"),
+                settings=settings,
+                expected={0: expected},
+            )
+    verdicts = {
+        name: {one.verdict for one in lake.replay().cohorts} for name, lake in lakes.items()
+    }
+    assert verdicts["as verl"] <= {"pass", "precision"}
+    assert verdicts["of all"] == {"diverged"}

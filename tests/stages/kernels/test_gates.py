@@ -10,7 +10,7 @@ from tests.helpers import reference_losses
 from tests.helpers.packed import Packed, float32s, packed, pools
 from trajreplay.schema import StageError
 from trajreplay.stages.kernels.dppo import MEASURES, RULES, dppo_loss
-from trajreplay.stages.kernels.gates import kl_cov_loss, sapo_loss
+from trajreplay.stages.kernels.gates import kl_cov_loss, kl_cov_undecided, sapo_loss
 
 ADVANTAGES = st.sampled_from([0.0, 1.0, -1.0]) | float32s(-5.0, 5.0)
 RATIOS = st.lists(st.tuples(float32s(-30.0, 30.0) | float32s(-1.0, 1.0), ADVANTAGES), max_size=15)
@@ -88,6 +88,48 @@ def test_kl_cov_equals_a_loop_over_micro_batches(
         )
     ]
     assert found.pg_loss.tolist() == pytest.approx(expected, rel=1e-12)
+
+
+@given(
+    packed(max_samples=4, max_tokens=9),
+    pools(float32s(-9.0, 0.0), size=15),
+    st.sampled_from([0.0, 0.7, -1.3]),
+    st.sampled_from([0.0002, 0.13, 0.5]),
+    st.integers(0, 2**32),
+)
+def test_whoever_is_gated_among_equal_advantages_lies_within_the_bound(
+    rows: Packed, new: list[float], advantage: float, fraction: float, seed: int
+) -> None:
+    """A trainer's search in float32 may find any of the tokens of a micro-batch."""
+    log_probs, numbers = rows.tensor(new).double(), torch.Generator().manual_seed(seed)
+    log_ratio = torch.rand(rows.tokens, generator=numbers).double() - 0.5
+    advantages = torch.full((rows.tokens,), advantage).double()
+    index = torch.arange(len(rows.lengths)) % 2
+    given_to = (log_probs, log_ratio, advantages, rows.mask, rows.offsets)
+    options: dict[str, Any] = {"fraction": fraction, "kl_coef": 0.3, "index": index, "size": 2}
+    ours, bound = kl_cov_loss(*given_to, **options), kl_cov_undecided(*given_to, **options)
+    theirs = -advantages * log_ratio.exp()
+    for number in range(2):
+        mine = (index == number).repeat_interleave(rows.offsets.diff()) & rows.mask.bool()
+        places = mine.nonzero().squeeze(1)
+        chosen = places[torch.randperm(len(places), generator=numbers)]
+        chosen = chosen[: int(ours.gated[mine].sum())]
+        theirs[chosen] += 0.3 * log_ratio[chosen].abs()
+    for start, stop in zip(rows.offsets[:-1].tolist(), rows.offsets[1:].tolist(), strict=True):
+        own = slice(start, stop)
+        off = float((theirs[own].sum() - ours.pg_loss[own].sum()).abs())
+        assert off <= float(bound[own].sum()) + 1e-9
+
+
+@given(st.integers(0, 2**32), st.integers(3, 200))
+def test_covariances_that_lie_apart_leave_nothing_undecided(seed: int, count: int) -> None:
+    numbers = torch.Generator().manual_seed(seed)
+    advantages = torch.arange(count).double() + 1.0  # each covariance is larger than the last
+    log_probs = advantages / count
+    ratios = torch.rand(count, generator=numbers).double()
+    offsets = torch.tensor([0, count])
+    given_to = (log_probs, ratios, advantages.clamp(min=count / 2.0), torch.ones(count), offsets)
+    assert float(kl_cov_undecided(*given_to, fraction=0.1).abs().max()) == 0.0
 
 
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 0.05)])
