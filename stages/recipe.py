@@ -161,7 +161,7 @@ class Recipes:
             reads |= {*TWINS} - _TEXTS
         columns = tuple(name for name in wanted if name in names or name in held)
         own = [name for name, one in abilities.items() if one.kernel is None]
-        stated = {name: tuple(not_read(name, lead.settings)) for name in own}
+        stated = {name: tuple(not_read(name, lead.settings, held)) for name in own}
         return Recipe(abilities, tuple(results), columns, reads, tuple(unread), held - odd, stated)
 
     def _choose(

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from trajreplay.schema.contracts import STAGE_NAMES
 from trajreplay.schema.entry import Entry, Output
 from trajreplay.schema.lists import Int64s
+from trajreplay.stages.aggregates import aggregation_of
 from trajreplay.stages.report import CohortReport, Finding
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -28,20 +30,23 @@ class Part:
 def joined_outputs(
     parts: list[tuple[Part, Int64s]],
     *,
+    whole: pa.Table,
     sharded: bool,
     dynamic: bool = False,
     report: CohortReport | None,
 ) -> tuple[Output, ...]:
     """The outputs of a group under the name of its first rank.
 
-    Where each rank reduced its own tokens, it divided by what the whole sample or scope has, so
-    that the sum over the ranks is the value of all; one that not every rank has is left out.
-    Scalars of the whole cohort, and all where ranks hold whole samples, are the same on each rank,
-    and held against the first that has them. Where ranks hold shards of other samples each, means
-    are added up only if they say what all of them were divided by.
+    Where each rank reduced its own tokens and divided by what the whole sample or scope has, the
+    sum over the ranks is the value of all (slime); where it divided by its own tokens, it is that
+    of the numerators over that of the denominators (Relax). Which of the two it was the stated
+    denominators say; a mean over tokens, or over samples that other ranks hold, which states none
+    is left out, and so is what not every rank has. Scalars of the whole cohort, and all where ranks
+    hold whole samples, are the same on each rank, and held against the first that has them.
 
     Args:
         parts: The ranks, each with the number of the sample that each of its rows is.
+        whole: The samples put together.
         sharded: Whether they hold shards.
         dynamic: Whether they hold shards of other samples each.
         report: Gets a finding for each rank that recorded another value.
@@ -69,11 +74,57 @@ def joined_outputs(
         there = {id(part) for part, _ in same}
         asked = [part for part, _ in parts if not dynamic or _covers(values[0], part)]
         every = all(id(part) in there for part in asked)
-        alike = len({_meaning(one) for one in values}) == 1
-        unsaid = dynamic and values[0].reduction != "sum" and values[0].denominator is None
-        if every and alike and not (unsaid and values[0].values is None):
-            outputs.append(_summed(values))
+        alike = len({(one.reduction, one.scale) for one in values}) == 1
+        if not (every and alike):
+            continue
+        joined = _joined(values, lead.entry, whole, dynamic=dynamic)
+        if joined is not None:
+            outputs.append(joined)
+        else:
+            _note_unstated(values[0], report)
     return tuple(outputs)
+
+
+def _joined(values: list[Output], entry: Entry, whole: pa.Table, *, dynamic: bool) -> Output | None:
+    """One output of those of each rank; None where they do not say how to make it."""
+    first = values[0]
+    # A rank whose shards have no tokens that count has a mean of 0, over nothing that it can state.
+    saying = [one for one in values if one.value != 0.0 or one.denominator is not None] or values
+    stated = [one.denominator for one in saying]
+    alike = len(set(stated)) == 1
+    if first.values is not None or first.reduction == "sum":
+        return _summed(values) if alike else None
+    aggregation = aggregation_of(entry.settings, first.stage, first.field).aggregation
+    by_tokens = aggregation == "token-mean"
+    known = [one for one in stated if one is not None]
+    if len(known) < len(stated):
+        return _summed(values) if alike and not dynamic and not by_tokens else None
+    trained = _trained(first, whole) if by_tokens else None
+    if not alike or (sum(known) == trained and known[0] != trained):
+        return _weighted(saying, known)
+    return _summed(saying)
+
+
+def _trained(output: Output, whole: pa.Table) -> int | None:
+    """The trained tokens that a scalar is over, where they are known."""
+    if "loss_mask" not in whole.column_names:
+        return None
+    masks = whole["loss_mask"]
+    if output.scope == "micro_batch":
+        masks = masks.filter(pc.equal(whole["micro_batch_id"], output.micro_batch_id))
+    return int(np.count_nonzero(masks.combine_chunks().flatten().to_numpy()))
+
+
+def _note_unstated(output: Output, report: CohortReport | None) -> None:
+    if report is None:
+        return
+    message = (
+        f"{output.field} of the ranks of a context-parallel group says not, or not alike, what it "
+        "was divided by: its own tokens, or those of all; record its denominator"
+    )
+    known = [one for one in report.findings if one.message == message]
+    if not known:
+        report.findings.append(Finding("shards.unstated", "warning", message, stage=output.stage))
 
 
 def _covers(output: Output, part: Part) -> bool:
@@ -115,8 +166,14 @@ def _summed(outputs: list[Output]) -> Output:
     )
 
 
-def _meaning(output: Output) -> tuple[object, ...]:
-    return output.reduction, output.denominator, output.scale
+def _weighted(outputs: list[Output], denominators: list[float]) -> Output:
+    """The mean over all of what each rank has a mean over its own of."""
+    total, value = sum(denominators), 0.0
+    for one, divided in zip(outputs, denominators, strict=True):
+        if divided:  # the mean of nothing has no part in it, whatever it is
+            value += np.nan if one.value is None else one.value * divided / total
+    numerator = _total([one.numerator for one in outputs])
+    return replace(outputs[0], value=value, numerator=numerator, denominator=total)
 
 
 def _total(values: list[float | None]) -> float | None:

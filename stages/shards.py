@@ -105,7 +105,7 @@ def _joined(
         table = _renamed(table, lead.key.rank)
         table = table.append_column(FORWARD_RANK, pa.array(group.first_ranks))
     rows = [(part, one.rows) for part, one in zip(parts, group.shards, strict=True)]
-    outputs = joined_outputs(rows, sharded=sharded, dynamic=dynamic, report=report)
+    outputs = joined_outputs(rows, whole=table, sharded=sharded, dynamic=dynamic, report=report)
     return Part(replace(lead, outputs=outputs), table.drop_columns(list(PLACE)))
 
 

@@ -1,6 +1,11 @@
 """The arithmetic in force, as data: a tree of small frozen dataclasses, stored resolved."""
 
-from trajreplay.schema.settings.advantage import LOW_VAR_KL_CLAMP, AdvantageSettings, KlSettings
+from trajreplay.schema.settings.advantage import (
+    KL_ESTIMATORS,
+    LOW_VAR_KL_CLAMP,
+    AdvantageSettings,
+    KlSettings,
+)
 from trajreplay.schema.settings.layout import LayoutSettings
 from trajreplay.schema.settings.loss import (
     CORRECTIONS,
@@ -24,6 +29,7 @@ __all__ = [
     "CORRECTIONS",
     "CRITERIA",
     "HANDOFFS",
+    "KL_ESTIMATORS",
     "LOSS_TERMS",
     "LOW_VAR_KL_CLAMP",
     "PROFILES",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from trajreplay.schema.settings.knobs import Interval, count, flag, interval, name, number
 
 WHITENED_SETS = ("cohort", "rank", "context-rank", "group", "sample", "consumer-batch")
+KL_ESTIMATORS = ("k1", "k2", "k3", "low_var_kl", "abs")
 LOW_VAR_KL_CLAMP = (-10.0, 10.0)  # slime and Relax clamp low_var_kl, not k3
 
 
@@ -25,7 +26,7 @@ class KlSettings:
             (verl, where the two are one).
     """
 
-    estimator: str = name("k1", "k2", "k3", "low_var_kl", "abs")
+    estimator: str = name(*KL_ESTIMATORS)
     coef: float = number(0.0)
     policy_source: str = name("old", "rollout")
     value_clamp: Interval | None = interval(None)

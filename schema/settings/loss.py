@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trajreplay.schema.settings.advantage import held_bounds, own_clamp
+from trajreplay.schema.settings.advantage import KL_ESTIMATORS, held_bounds, own_clamp
 from trajreplay.schema.settings.knobs import Interval, flag, interval, intervals, name, number
 
 # Terms of the loss that a V1 capture could only name, not describe.
@@ -222,7 +222,7 @@ class LossSettings:
     opsm_source: str = name("old", "rollout")
     kl_loss_coef: float = number(0.0)
     kl_loss_source: str = name("loss")
-    kl_loss_estimator: str = name("k1", "k2", "k3", "low_var_kl", "abs")
+    kl_loss_estimator: str = name(*KL_ESTIMATORS)
     kl_loss_clamp: Interval | None = interval(None)
     kl_loss_log_ratio_clamp: Interval | None = interval(None)
     kl_loss_clamped: str = name("every", "k3")

@@ -36,6 +36,13 @@ def advantage_contradictions(settings: Settings) -> Iterator[str]:
     if found == "otb" and advantage.otb_weights == "correction":
         yield from _of_weights(settings)
     yield from _of_centres(settings)
+    if found == "remax" and settings.reward.baseline == "greedy":
+        yield (
+            "advantage.estimator is 'remax' and reward.baseline is 'greedy', which takes the "
+            "greedy reward off twice"
+        )
+    if advantage.whiten != "none" and advantage.whiten_epsilon < 0:
+        yield f"advantage.whiten_epsilon is {advantage.whiten_epsilon:g}, expected 0 or more"
     if advantage.whiten != "none" and advantage.whiten_ddof not in (0, 1):
         yield f"advantage.whiten_ddof is {advantage.whiten_ddof}; v2 recomputes 0 or 1"
     if advantage.counts == "kept":

@@ -23,7 +23,7 @@ _OF_BATCHES = ("m2po", "kl-cov")
 _OF_SAMPLES = ("gmpo", "vespo")
 
 
-def _by_micro_batch(loss: LossSettings) -> str:
+def _by_micro_batch(loss: LossSettings, columns: Collection[str]) -> str:
     """The setting that acts on micro-batches; empty if none does."""
     if loss.surrogate in _OF_BATCHES:
         return f"loss.surrogate is {loss.surrogate!r}"
@@ -34,15 +34,21 @@ def _by_micro_batch(loss: LossSettings) -> str:
     normed = loss.correction != "none" and loss.correction_norm != "none"
     if normed and loss.correction_norm_over == "micro-batch":
         return "loss.correction_norm_over is 'micro-batch'"
-    return _over_batches(loss)
+    return _over_batches(loss, columns)
 
 
-def _over_batches(loss: LossSettings) -> str:
+def _over_batches(loss: LossSettings, columns: Collection[str]) -> str:
     """The setting by which means are taken over micro-batches; empty if they are not."""
-    for name in ("mean_over", "terms_mean_over"):
+    has_terms = has_own_terms(loss) or "entropy" in columns
+    for name in ("mean_over", *(("terms_mean_over",) if has_terms else ())):
         if getattr(loss, name) == "micro-batch" and loss.batch_reduction == "mean":
             return f"loss.{name} is 'micro-batch'"
     return ""
+
+
+def has_own_terms(loss: LossSettings) -> bool:
+    """Whether there is a KL or a bonus in a loss, which may have a mean of its own."""
+    return loss.kl_loss_coef != 0 or loss.entropy_coef != 0
 
 
 def _value_over_batches(settings: Settings) -> str:
@@ -63,7 +69,7 @@ def only_inspected(stage: str, settings: Settings, columns: Collection[str]) -> 
     for label, value in held.items():
         if reason := INSPECTED[label].get(value):
             return f"{label} is {value!r}, {reason}"
-    acting = _by_micro_batch(loss) if policy else _value_over_batches(settings)
+    acting = _by_micro_batch(loss, columns) if policy else _value_over_batches(settings)
     if acting and "micro_batch_id" not in columns:
         return f"{acting}, and the micro-batch of samples was not captured"
     return ""
@@ -120,8 +126,8 @@ def loss_contradictions(settings: Settings) -> Iterator[str]:
             yield f"loss.{flag} is {said} and loss.{field} is {getattr(loss, field)!r}"
     if loss.opd is not None and loss.opd != (settings.advantage.opd_coef != 0):
         yield f"loss.opd is {loss.opd} and advantage.opd_coef is {settings.advantage.opd_coef:g}"
-    no_ratio = loss.surrogate == "reinforce"
-    if loss.kl_loss_weighted and loss.kl_loss_weight == "ratio" and no_ratio:
+    no_ratio = loss.surrogate == "reinforce" and loss.kl_loss_weight == "ratio"
+    if loss.kl_loss_coef and loss.kl_loss_weighted and no_ratio:
         yield "loss.kl_loss_weight is 'ratio' and loss.surrogate is 'reinforce', which has none"
     yield from _of_surrogates(loss)
     yield from _of_corrections(loss)
@@ -148,7 +154,7 @@ def _of_sources(settings: Settings) -> Iterator[str]:
 
 
 def _of_surrogates(loss: LossSettings) -> Iterator[str]:
-    if loss.dual_clip is not None and (loss.surrogate != "ppo-clip" or loss.dual_clip <= 0):
+    if loss.dual_clip is not None and loss.surrogate != "ppo-clip":
         yield f"loss.dual_clip is {loss.dual_clip:g} and loss.surrogate is {loss.surrogate!r}"
     plain_ratio = loss.dppo_form == "ratio" and loss.log_ratio_clamp is not None
     if loss.surrogate == "dppo" and (loss.ratio != "token" or plain_ratio):
@@ -167,10 +173,23 @@ def _of_surrogates(loss: LossSettings) -> Iterator[str]:
         yield f"loss.sequence_log_ratio_clamp is stated and loss.ratio is {loss.ratio!r}"
     if loss.surrogate == "gmpo" and loss.aggregation != "seq-mean-token-mean":
         yield f"loss.surrogate is 'gmpo' and loss.aggregation is {loss.aggregation!r}"
+    if loss.surrogate == "gmpo" and loss.fragments == "shared":
+        yield "loss.surrogate is 'gmpo' and loss.fragments are 'shared'"
+    yield from _of_numbers(loss)
+
+
+def _of_numbers(loss: LossSettings) -> Iterator[str]:
+    """Numbers of a surrogate that no kernel goes by."""
+    if loss.dual_clip is not None and not loss.dual_clip > 1:
+        yield f"loss.dual_clip is {loss.dual_clip:g}, expected more than 1"
     if min(loss.eps_clip, loss.eps_clip_high or 0.0) < 0:
         yield f"loss.eps_clip, loss.eps_clip_high are {loss.eps_clip:g}, {loss.eps_clip_high}"
     if min(loss.m2po_least_low, loss.m2po_least_high) < 0:
         yield f"loss.m2po_least_low, _high are {loss.m2po_least_low:g}, {loss.m2po_least_high:g}"
+    if loss.surrogate == "m2po" and not loss.m2po_kl2_budget > 0:
+        yield f"loss.m2po_kl2_budget is {loss.m2po_kl2_budget:g}, expected more than 0"
+    if loss.surrogate == "kl-cov" and not 0 < loss.kl_cov_fraction <= 1:
+        yield f"loss.kl_cov_fraction is {loss.kl_cov_fraction:g}, expected more than 0, at most 1"
     if loss.surrogate == "sapo" and min(loss.sapo_tau_pos, loss.sapo_tau_neg) <= 0:
         yield f"loss.sapo_tau_pos, _neg are {loss.sapo_tau_pos:g}, {loss.sapo_tau_neg:g}"
 
@@ -282,7 +301,7 @@ def policy_needs(settings: Settings, columns: Collection[str]) -> Needs:
         reads |= dict.fromkeys(("old_log_probs", "rollout_log_probs"))
     if loss.opsm_delta is not None:
         reads[LOG_PROB_SOURCES[loss.opsm_source]] = None
-    if loss.kl_loss_weighted and loss.kl_loss_weight != "ratio":
+    if loss.kl_loss_coef and loss.kl_loss_weighted and loss.kl_loss_weight != "ratio":
         reads[LOG_PROB_SOURCES[loss.kl_loss_weight]] = None
     if loss.kl_loss_coef:
         reads["ref_log_probs"] = None
@@ -294,7 +313,7 @@ def policy_needs(settings: Settings, columns: Collection[str]) -> Needs:
             reads |= dict.fromkeys(("rollout_log_probs", "weight_versions"))
     if loss.fragments == "shared":
         reads["trajectory_id"] = None
-    if _by_micro_batch(loss):
+    if _by_micro_batch(loss, columns):
         reads["micro_batch_id"] = None
     # Without a bonus the loss does not read the entropy, so a capture may leave it out.
     if loss.entropy_coef != 0 or "entropy" in columns:

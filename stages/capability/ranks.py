@@ -5,11 +5,25 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from trajreplay.schema.identity import ParallelCoordinates
-from trajreplay.schema.settings import Settings
+from trajreplay.schema.settings import LayoutSettings, Settings
 from trajreplay.schema.shards import SHARDED
 
 # All-gathered shards are handed on as zigzag ones before anything is whitened.
 _HELD = ("zigzag", "contiguous")
+
+
+def uneven(layout: LayoutSettings, size: int) -> str:
+    """Why a sequence cannot be cut into chunks for so many ranks; empty if it can."""
+    multiple = layout.context_multiple
+    if size == 1 or multiple is None or layout.context not in SHARDED:
+        return ""
+    chunks = 2 * size if layout.context == "zigzag" else size
+    if multiple > 0 and multiple % chunks == 0:
+        return ""
+    return (
+        f"layout.context_multiple is {multiple}, and {layout.context!r} over {size} ranks cuts "
+        f"sequences into {chunks} chunks of one length"
+    )
 
 
 def of_ranks(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from trajreplay.schema.settings import Settings
+from trajreplay.schema.settings import KL_ESTIMATORS, Settings
 from trajreplay.stages.capability.ability import LOG_PROB_SOURCES, Needs
 from trajreplay.stages.capability.rejections import rejected
 
@@ -104,7 +104,10 @@ def _of_trl(settings: Settings) -> Iterator[str]:
             yield "reward.less_kl and advantage.kl_in_reward are true, which pays the KL twice"
         if reward.unit == "step":
             yield "reward.less_kl is true and reward.unit is 'step'"
-        for name, known in (("policy_source", tuple(LOG_PROB_SOURCES)), ("estimator", _KL)):
+        for name, known in (
+            ("policy_source", tuple(LOG_PROB_SOURCES)),
+            ("estimator", KL_ESTIMATORS),
+        ):
             if getattr(kl, name) not in known:
                 expected = ", ".join(map(repr, known))
                 yield f"kl.{name} is {getattr(kl, name)!r}; v2 recomputes {expected}"
@@ -113,9 +116,6 @@ def _of_trl(settings: Settings) -> Iterator[str]:
             yield "reward.rescale is 'batch' and reward.batch_epsilon is not stated"
         if reward.grouping == "none":
             yield "reward.rescale is 'batch' and reward.grouping is 'none'"
-
-
-_KL = ("k1", "k2", "k3", "low_var_kl", "abs")
 
 
 def _of_members(settings: Settings) -> Iterator[str]:

@@ -6,7 +6,7 @@ and ignores. But they are said, for whoever states them may mean to have them in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from trajreplay.schema.settings import PROFILES, SECTIONS, Settings
 from trajreplay.stages.capability.advantages import OF_NO_RETURNS
@@ -195,10 +195,15 @@ _OF_STAGES = {
 }
 
 
-def not_read(stage: str, settings: Settings) -> Iterator[str]:
+def not_read(stage: str, settings: Settings, columns: Collection[str] = ()) -> Iterator[str]:
     """What is stated of a stage and not read, a clause a field.
 
     A value that is the default, or that some profile fills in, is nobody's statement.
+
+    Args:
+        stage: The stage.
+        settings: The arithmetic in force.
+        columns: Columns that the capture holds: a mean of the entropy is recorded without a bonus.
 
     >>> from trajreplay.schema.settings import RewardSettings
     >>> odd = Settings(reward=RewardSettings(divide_by_std=False, divisor="baseline"))
@@ -209,6 +214,8 @@ def not_read(stage: str, settings: Settings) -> Iterator[str]:
         if one.where(settings):
             continue
         for name in one.fields:
+            if name == "terms_mean_over" and "entropy" in columns:
+                continue
             found = getattr(getattr(settings, one.section), name)
             if all(found != known for known in _filled(one.section, name)):
                 yield f"{one.section}.{name} is {found!r}, read only {one.words}"

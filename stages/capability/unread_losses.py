@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from trajreplay.schema.settings import Settings
 from trajreplay.stages.capability.losses import (
+    has_own_terms,
     means_over_micro_batches,
     means_over_samples,
     reads_old,
@@ -38,7 +41,8 @@ def _bounded_below(settings: Settings) -> bool:
 def _bounded_above(settings: Settings) -> bool:
     loss = settings.loss
     stated = loss.eps_clip_high != loss.eps_clip  # else it follows that
-    return not stated or (_moves(settings) and loss.surrogate in _CLIPPED)
+    absolute = loss.surrogate == "cispo" and loss.cispo_bounds == "upper-absolute"
+    return not stated or ((_moves(settings) or absolute) and loss.surrogate in _CLIPPED)
 
 
 def _weighs_undefined(settings: Settings) -> bool:
@@ -47,22 +51,59 @@ def _weighs_undefined(settings: Settings) -> bool:
     return loss.correction != "none" or (_takes_kl(settings) and by_rollout)
 
 
+def _weighs_samples(settings: Settings) -> bool:
+    """Whether the weight of a sample in vespo may be another than 1."""
+    return _moves(settings) or settings.loss.correction != "none"
+
+
+def _drops_drifted(settings: Settings) -> bool:
+    """Whether current log-probs can have drifted from those that a mask is told by."""
+    loss = settings.loss
+    itself = loss.proximal == "current" and loss.opsm_source == "old"
+    return not itself or (loss.opsm_delta is not None and loss.opsm_delta < 0)
+
+
+def _weighs_kl(settings: Settings) -> bool:
+    """Whether the weight of the KL in the loss may be another than 1."""
+    weight = settings.loss.kl_loss_weight
+    itself = settings.loss.proximal == "current" and weight == "old"
+    return _takes_kl(settings) and not itself and (weight != "ratio" or _moves(settings))
+
+
+def _always(settings: Settings) -> bool:
+    return True
+
+
+# What each surrogate alone has, and where that acts: mostly where a ratio is not 1 anyway.
+_OF_EACH: tuple[tuple[str, tuple[str, ...], Callable[[Settings], bool]], ...] = (
+    ("cispo", ("cispo_bounds",), _always),
+    ("sapo", ("sapo_tau_pos", "sapo_tau_neg"), _always),
+    ("sapo", ("sapo_clipped",), _moves),
+    (
+        "vespo",
+        ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"),
+        _weighs_samples,
+    ),
+    (
+        "m2po",
+        ("m2po_kl2_budget", "m2po_counts", "m2po_least_low", "m2po_least_high"),
+        _moves,
+    ),
+    ("kl-cov", ("kl_cov_fraction", "kl_cov_coef", "kl_cov_ppo_kl"), _moves),
+    ("dppo", ("dppo_form", "dppo_adv_tau"), _always),
+    ("dppo", ("dppo_measure", "dppo_rule"), _moves),
+    ("dro", ("dro_beta",), _moves),
+)
 _OF_SURROGATES = tuple(
     Read(
         "loss",
         fields,
-        lambda one, surrogate=surrogate: one.loss.surrogate == surrogate,  # type: ignore[misc]
-        f"by the surrogate {surrogate!r}",
+        lambda one, surrogate=surrogate, acts=acts: (  # type: ignore[misc]
+            one.loss.surrogate == surrogate and acts(one)
+        ),
+        f"by the surrogate {surrogate!r}" + ("" if acts is _always else " where a ratio moves"),
     )
-    for surrogate, fields in {
-        "cispo": ("cispo_bounds",),
-        "sapo": ("sapo_tau_pos", "sapo_tau_neg", "sapo_clipped"),
-        "vespo": ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"),
-        "m2po": ("m2po_kl2_budget", "m2po_counts", "m2po_least_low", "m2po_least_high"),
-        "kl-cov": ("kl_cov_fraction", "kl_cov_coef", "kl_cov_ppo_kl"),
-        "dppo": ("dppo_measure", "dppo_rule", "dppo_form", "dppo_adv_tau"),
-        "dro": ("dro_beta",),
-    }.items()
+    for surrogate, fields, acts in _OF_EACH
 )
 OF_LOSSES = (
     *_OF_SURROGATES,
@@ -75,8 +116,8 @@ OF_LOSSES = (
     Read(
         "loss",
         ("old_source",),
-        lambda one: _has_ratio(one) or one.loss.opsm_delta is not None,
-        "by surrogates that have a ratio",
+        lambda one: _has_ratio(one) and one.loss.ratio != "one",
+        "by surrogates that have a ratio, which is not one",
     ),
     Read(
         "loss",
@@ -94,7 +135,7 @@ OF_LOSSES = (
         "loss",
         ("eps_clip_high",),
         _bounded_above,
-        f"by the surrogates {', '.join(_CLIPPED)} where a ratio moves",
+        f"by the surrogates {', '.join(_CLIPPED)} where a ratio moves, or as an absolute bound",
     ),
     Read(
         "loss",
@@ -111,8 +152,8 @@ OF_LOSSES = (
     Read(
         "loss",
         ("dppo_kl_tau",),
-        lambda one: one.loss.surrogate == "dppo" and one.loss.dppo_form == "ratio",
-        "by the surrogate 'dppo' in the form 'ratio'",
+        lambda one: one.loss.surrogate == "dppo" and one.loss.dppo_form == "ratio" and _moves(one),
+        "by the surrogate 'dppo' in the form 'ratio' where that moves",
     ),
     Read(
         "loss",
@@ -120,8 +161,12 @@ OF_LOSSES = (
         _weighs_undefined,
         "by weights against the rollout",
     ),
+    Read("loss", ("dual_clip",), _moves, "where a ratio moves"),
     Read(
-        "loss", ("dual_side",), lambda one: one.loss.dual_clip is not None, "beside loss.dual_clip"
+        "loss",
+        ("dual_side",),
+        lambda one: one.loss.dual_clip is not None and _moves(one),
+        "beside loss.dual_clip, where a ratio moves",
     ),
     Read(
         "loss",
@@ -141,6 +186,7 @@ OF_LOSSES = (
         lambda one: bool(one.loss.rejection),
         "beside loss.rejection",
     ),
+    Read("loss", ("opsm_delta",), _drops_drifted, "where current log-probs are not the old ones"),
     Read(
         "loss",
         ("opsm_source",),
@@ -151,13 +197,18 @@ OF_LOSSES = (
         "loss",
         (
             "kl_loss_source",
-            "kl_loss_weighted",
             "kl_loss_estimator",
             "kl_loss_clamp",
             "kl_loss_log_ratio_clamp",
         ),
         _takes_kl,
         "where loss.kl_loss_coef is not 0",
+    ),
+    Read(
+        "loss",
+        ("kl_loss_weighted",),
+        _weighs_kl,
+        "where loss.kl_loss_coef is not 0, by a ratio that moves",
     ),
     Read(
         "loss",
@@ -179,6 +230,12 @@ OF_LOSSES = (
         ("constant_norm",),
         lambda one: "constant-norm" in (one.loss.aggregation, one.value.aggregation),
         "by the aggregation 'constant-norm'",
+    ),
+    Read(
+        "loss",
+        ("terms_mean_over",),
+        lambda one: has_own_terms(one.loss),
+        "beside loss.kl_loss_coef or loss.entropy_coef",
     ),
     Read("loss", ("denominator_rows",), means_over_samples, "by means over samples"),
     Read("loss", ("micro_batch_weight",), means_over_micro_batches, "by means over micro-batches"),

@@ -9,7 +9,7 @@ from trajreplay.schema.settings import SECTIONS, Settings
 from trajreplay.schema.settings.knobs import kinds
 from trajreplay.stages.capability import advantages, losses, rewards
 from trajreplay.stages.capability.ability import LOG_PROB_SOURCES, Ability, Needs
-from trajreplay.stages.capability.ranks import of_ranks
+from trajreplay.stages.capability.ranks import of_ranks, uneven
 
 # The settings that each stage reads, by section.
 _SECTIONS = {
@@ -36,6 +36,8 @@ def ability(
             f"context-parallel size is {parallel.context_size} and layout.context is not stated"
         )
         return Ability("unsupported", reason)
+    if multiple := uneven(settings.layout, parallel.context_size):
+        return Ability("unsupported", multiple)
     if named := of_ranks(stage, settings, parallel, columns):
         return Ability("unsupported", named)
     cut = parallel.context_size != 1 or "context_size" in columns

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from trajreplay.schema.settings import KlSettings, Settings
+from trajreplay.schema.settings import KL_ESTIMATORS, KlSettings, Settings
 from trajreplay.stages.block import Block
 from trajreplay.stages.compose import (
     kl_tokens,
@@ -82,7 +82,7 @@ def _off(block: Block) -> Iterable[Told]:
 
 def _on(block: Block) -> Iterable[Told]:
     if not setting(block, "kl.coef"):
-        for estimator in ("k1", "k3", "low_var_kl", "k2", "abs"):
+        for estimator in KL_ESTIMATORS:
             clamp = (-10.0, 10.0) if estimator == "low_var_kl" else None
             changes = {"kl.coef": 1.0, "kl.estimator": estimator, "kl.value_clamp": clamp}
             changes["kl.clamped"] = "every"
@@ -90,7 +90,7 @@ def _on(block: Block) -> Iterable[Told]:
 
 
 def _estimator(block: Block) -> Iterable[Told]:
-    for estimator in ("k1", "k2", "k3", "low_var_kl", "abs"):
+    for estimator in KL_ESTIMATORS:
         if estimator == setting(block, "kl.estimator"):
             continue
         changes = {"kl.estimator": estimator}

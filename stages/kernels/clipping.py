@@ -7,7 +7,7 @@ from torch import Tensor
 
 from trajreplay.schema import StageError
 from trajreplay.stages.kernels.options import check_option
-from trajreplay.stages.kernels.policy import ppo_clip
+from trajreplay.stages.kernels.policy import ppo_clip, ratio_bounds
 from trajreplay.stages.kernels.segments import check_shapes
 
 SIDES = ("negative", "both")
@@ -98,7 +98,7 @@ def clip_loss(
     if dual_side == "negative":
         pg_loss = torch.where(dual_clipped, limit, tokens.pg_loss)
     else:
-        low, high = _bounds(eps_clip, eps_clip_high)
+        low, high = ratio_bounds(eps_clip, eps_clip_high)
         bounded = weight * tokens.ratio.clamp(low, high)
         pg_loss = torch.maximum(weight * tokens.ratio.clamp(max=dual_clip), bounded)
     return ClipLoss(pg_loss, tokens.clipped, dual_clipped.to(pg_loss.dtype))
@@ -158,7 +158,7 @@ def cispo_loss(
     )
     check_option("cispo_loss", "bounds", bounds, BOUNDS)
     ratio = log_ratio.exp()
-    low, high = _bounds(eps_clip, eps_clip_high)
+    low, high = ratio_bounds(eps_clip, eps_clip_high)
     if bounds == "two-sided":
         weight = ratio.clamp(low, high)
         clipped = weight != ratio
@@ -204,7 +204,3 @@ def policy_gradient_loss(log_probs: Tensor, advantages: Tensor) -> Tensor:
     """
     check_shapes("policy_gradient_loss", log_probs=(log_probs, "N"), advantages=(advantages, "N"))
     return -advantages * log_probs
-
-
-def _bounds(eps_clip: float, eps_clip_high: float | None) -> tuple[float, float]:
-    return 1.0 - eps_clip, 1.0 + (eps_clip if eps_clip_high is None else eps_clip_high)

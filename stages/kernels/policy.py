@@ -80,7 +80,7 @@ def ppo_clip(
     (tensor([-1.2800,  1.0000]), tensor([1., 0.]))
     """
     _check("ppo_clip", log_probs, old_log_probs, advantages)
-    low, high = _bounds(eps_clip, eps_clip_high)
+    low, high = ratio_bounds(eps_clip, eps_clip_high)
     log_ratio = log_probs - old_log_probs
     ratio = log_ratio.exp()
     weight = -advantages
@@ -138,7 +138,7 @@ def ppo_clip_error(
     """
     _check("ppo_clip_error", log_probs, old_log_probs, advantages)
     u = FLOAT32_ROUNDOFF
-    low, high = _bounds(eps_clip, eps_clip_high)
+    low, high = ratio_bounds(eps_clip, eps_clip_high)
     x = log_probs.double() - old_log_probs.double()
     x_error = x.abs() * u
     # Beyond exp(700) both bounds are passed for good and only the width of the interval is asked.
@@ -174,5 +174,6 @@ def _check(kernel: str, log_probs: Tensor, old_log_probs: Tensor, advantages: Te
     )
 
 
-def _bounds(eps_clip: float, eps_clip_high: float | None) -> tuple[float, float]:
+def ratio_bounds(eps_clip: float, eps_clip_high: float | None) -> tuple[float, float]:
+    """The lowest and the highest ratio; arguments as of `ppo_clip`."""
     return 1.0 - eps_clip, 1.0 + (eps_clip if eps_clip_high is None else eps_clip_high)

@@ -18,6 +18,7 @@ from tests.stages.test_composed import CHANGES, COLUMNS, PLAIN, STAGES, _shares
 from trajreplay import Lake, ParallelCoordinates, SchemaError, Settings, with_changes
 from trajreplay.schema.settings import SECTIONS
 from trajreplay.schema.settings.knobs import Kind, kinds
+from trajreplay.schema.settings.loss import SURROGATES
 from trajreplay.stages import CohortReport
 from trajreplay.stages.capability import ability
 
@@ -204,3 +205,96 @@ def _shares_for_scalars(settings: Settings) -> Any:
     trainer = ComposedTrainer(settings, _estimated(settings))
     policy, value = trainer.policy_scalars(), trainer.value_scalars()
     return {rank: [*policy[rank], *value[rank]] for rank in policy}
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"loss.dual_clip": 0.5}, "loss.dual_clip is 0.5, expected more than 1"),
+        ({"loss.dual_clip": 1.0}, "loss.dual_clip is 1, expected more than 1"),
+        ({"loss.surrogate": "m2po", "loss.m2po_kl2_budget": 0.0}, "m2po_kl2_budget is 0"),
+        ({"loss.surrogate": "kl-cov", "loss.kl_cov_fraction": 0.0}, "kl_cov_fraction is 0"),
+        ({"loss.surrogate": "kl-cov", "loss.kl_cov_fraction": -3.0}, "kl_cov_fraction is -3"),
+        ({"loss.surrogate": "kl-cov", "loss.kl_cov_fraction": 1.5}, "kl_cov_fraction is 1.5"),
+        ({"loss.surrogate": "gmpo", "loss.fragments": "shared"}, "loss.fragments are 'shared'"),
+        ({"advantage.whiten": "cohort", "advantage.whiten_epsilon": -1.0}, "whiten_epsilon is -1"),
+        ({"advantage.estimator": "remax", "reward.baseline": "greedy"}, "off twice"),
+    ],
+)
+def test_what_no_kernel_goes_by_is_unsupported_before_it_is_asked(
+    changed: dict[str, Any], named: str
+) -> None:
+    stage = STAGE_OF[next(iter(changed)).partition(".")[0]]
+    held = (*COLUMNS, "micro_batch_id")
+    found = ability(stage, with_changes(PLAIN, changed), ParallelCoordinates(), held)
+    assert (found.capability, named in found.reason) == ("unsupported", True), found.reason
+
+
+@pytest.mark.parametrize(
+    ("context", "multiple", "size", "fits"),
+    [
+        ("zigzag", 3, 2, False),
+        ("zigzag", 4, 2, True),
+        ("zigzag", 6, 2, False),
+        ("contiguous", 3, 2, False),
+        ("contiguous", 6, 2, True),
+        ("all-gather", 3, 2, False),
+        ("zigzag", 3, 1, True),
+        ("whole", 3, 2, True),
+    ],
+)
+def test_sequences_are_padded_to_what_can_be_cut(
+    context: str, multiple: int, size: int, *, fits: bool
+) -> None:
+    layout = {"layout.context": context, "layout.context_multiple": multiple}
+    place = ParallelCoordinates(context_size=size)
+    found = ability("advantage.kl", with_changes(PLAIN, layout), place, COLUMNS)
+    assert (found.capability == "recompute") == fits
+    assert fits or f"layout.context_multiple is {multiple}" in found.reason
+
+
+@pytest.mark.parametrize("changed", [{"loss.ratio": "one"}, {"loss.surrogate": "reinforce"}])
+@pytest.mark.parametrize("weight", ["old", "rollout", "ratio"])
+def test_the_weight_of_a_kl_that_is_not_there_asks_for_nothing(
+    changed: dict[str, Any], weight: str
+) -> None:
+    weighted = {"loss.kl_loss_weighted": True, "loss.kl_loss_weight": weight}
+    found = ability(
+        "loss.policy", with_changes(Settings(), {**changed, **weighted}), ParallelCoordinates()
+    )
+    assert (found.capability, found.reads) == ("recompute", ("log_probs", "advantages"))
+
+
+def test_means_of_terms_over_micro_batches_ask_for_these_where_there_are_terms() -> None:
+    changed: dict[str, Any] = {
+        "loss.terms_mean_over": "micro-batch",
+        "loss.batch_reduction": "mean",
+    }
+
+    def asked(more: dict[str, Any], columns: tuple[str, ...] = ()) -> str:
+        settings = with_changes(Settings(), {**changed, **more})
+        return ability("loss.policy", settings, ParallelCoordinates(), columns).capability
+
+    assert asked({}) == "recompute"
+    assert asked({"loss.kl_loss_coef": 0.1}) == "inspect-only"
+    assert asked({"loss.entropy_coef": 0.1}) == "inspect-only"
+    assert asked({}, ("entropy",)) == "inspect-only"
+
+
+# What the data of a training, and no setting, may still be refused for.
+OF_DATA = re.compile("too few tokens that count|another raw reward|fewer than two|alone in")
+
+
+@given(changes(most=3), st.sampled_from([{}, *({"loss.surrogate": one} for one in SURROGATES)]))
+def test_what_can_be_recomputed_is_not_refused_by_a_kernel(
+    changed: dict[str, Any], surrogate: dict[str, Any]
+) -> None:
+    told = _settings({**surrogate, **changed})
+    if told.reward.weights or told.loss.batch_reduction != "sum":
+        return  # components and means are recorded otherwise
+    with tempfile.TemporaryDirectory() as folder:
+        cohort = _written(Lake.create(Path(folder) / "lake"), PLAIN, told, _estimated(PLAIN))
+    for one in cohort.stages:
+        if one.stage in COMPUTED and one.verdict == "refused":
+            found = ability(one.stage, told, ParallelCoordinates(), (*COLUMNS, "micro_batch_id"))
+            assert found.capability != "recompute" or OF_DATA.search(one.message), one

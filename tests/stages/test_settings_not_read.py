@@ -21,6 +21,7 @@ from trajreplay.schema.settings.knobs import kinds
 from trajreplay.stages.capability import ability, not_read
 from trajreplay.stages.capability.unread import _OF_STAGES, _filled
 
+ON_POLICY = {"loss.ratio": "one"}
 # Each beside what makes it be read.
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("reward.divisor", {"reward.divisor": "baseline"}, {"reward.divide_by_std": False}),
@@ -75,6 +76,25 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"loss.aggregation": "token-mean"},
     ),
     ("loss.denominator_rows", {"loss.denominator_rows": "kept"}, {"loss.batch_reduction": "sum"}),
+    ("loss.dual_clip", {"loss.dual_clip": 5.0}, ON_POLICY),
+    ("loss.dual_side", {"loss.dual_side": "both", "loss.dual_clip": 5.0}, ON_POLICY),
+    *(
+        (f"loss.{name}", {f"loss.{name}": 0.5, "loss.surrogate": surrogate}, ON_POLICY)
+        for name, surrogate in (
+            ("dro_beta", "dro"),
+            ("kl_cov_fraction", "kl-cov"),
+            ("kl_cov_coef", "kl-cov"),
+            ("m2po_kl2_budget", "m2po"),
+            ("m2po_least_low", "m2po"),
+            ("vespo_k_pos", "vespo"),
+        )
+    ),
+    ("loss.opsm_delta", {"loss.opsm_delta": 0.1}, {"loss.proximal": "current"}),
+    (
+        "loss.terms_mean_over",
+        {"loss.terms_mean_over": "micro-batch", "loss.kl_loss_coef": 0.1},
+        {"loss.kl_loss_coef": 0.0},
+    ),
     ("loss.sapo_tau_pos", {"loss.sapo_tau_pos": 3.0}, {"loss.surrogate": "cispo"}),
 ]
 
@@ -133,6 +153,7 @@ COINCIDENCE: dict[str, tuple[str, ...]] = {
     "constant norm": ("loss.count_epsilon",),
     "constant norm and samples": ("loss.count_epsilon",),
     "dppo": ("loss.dppo_measure",),
+    "lengthy and cut responses": ("reward.stop_properly_rule",),  # 0 of them, or 0
     "dppo of heavier terms": ("loss.dppo_measure",),
     "m2po": ("loss.m2po_counts",),  # of samples that are trained on as a whole, or not at all
     "epsilon as floor": ("reward.ddof", "reward.std_grouping"),  # all of which lie below it

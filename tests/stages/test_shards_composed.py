@@ -257,6 +257,89 @@ def test_forward_passes_of_one_name_on_other_ranks_are_others(
     assert cohort.verdict in ("pass", "precision"), cohort.to_json()
 
 
+MEANS: dict[str, Any] = {"loss.aggregation": "token-mean", "loss.batch_reduction": "mean"}
+
+
+def _means(
+    lake: Lake,
+    layout: LayoutSettings,
+    size: int,
+    seed: int,
+    over: str,
+    *,
+    whole: bool = False,
+    factor: float = 1.0,
+) -> None:
+    """Context-parallel ranks that each record a mean of their shards, over all tokens or own."""
+    settings = replace(with_changes(PLAIN, MEANS), layout=layout)
+    samples = _samples(seed)
+    if whole:
+        for one in samples:
+            one.mask = [1] * one.length
+    trainer = ComposedTrainer(settings, {0: samples})
+    trainer.score()
+    trainer.estimate()
+    terms = [trainer.policy_terms(row) for row in range(len(samples))]
+    every = sum(map(sum, trainer.counted))
+    shares, expected = {}, {}
+    for rank in range(size):
+        held = _held(samples, layout, rank, size)
+        shares[rank] = [_part(one, mine) for one, mine in zip(samples, held, strict=True)]
+        own = sum(mask[t] for mask, mine in zip(trainer.counted, held, strict=True) for t in mine)
+        divided = every if over == "all" else own
+        sums = {
+            name: sum(
+                mask[t] * row[name][t]
+                for mask, row, mine in zip(trainer.summed, terms, held, strict=True)
+                for t in mine
+            )
+            for name in terms[0]
+        }
+        sums["loss"] *= factor
+        values = {name: float(np.float32(one / (divided or 1.0))) for name, one in sums.items()}
+        meaning: dict[str, Any] = {"scope": "rank", "reduction": "mean"}
+        if over != "nothing said" and divided:
+            meaning["denominator"] = float(divided)
+        expected[rank] = [Expected(values, meaning)]
+    capture(
+        lake,
+        shares,
+        WAY,
+        step_id=0,
+        stages=("sample", "loss.policy"),
+        columns=COLUMNS,
+        settings=settings,
+        expected=expected,
+        parallel={r: ParallelCoordinates(context_rank=r, context_size=size) for r in range(size)},
+        versions={"log_probs": CURRENT},
+    )
+
+
+@given(
+    st.sampled_from(LAYOUTS),
+    st.sampled_from([2, 4]),
+    st.integers(0, 99),
+    st.sampled_from(["all", "own"]),
+    st.booleans(),
+)
+def test_means_of_shards_are_over_what_they_say(
+    layout: LayoutSettings, size: int, seed: int, over: str, whole: bool
+) -> None:
+    for factor, verdicts in ((1.0, ("pass", "precision")), (1.01, ("diverged",))):
+        with tempfile.TemporaryDirectory() as folder:
+            lake = Lake.create(Path(folder) / "lake")
+            _means(lake, layout, size, seed, over, whole=whole, factor=factor)
+            found = the_stage(the_cohort(lake.replay()), "loss.policy")
+        assert found.verdict in verdicts, found
+
+
+def test_a_mean_over_tokens_of_a_shard_that_says_nothing_is_left_out(lake: Lake) -> None:
+    _means(lake, ZIGZAG, 2, 0, "nothing said")
+    cohort = the_cohort(lake.replay())
+    assert (the_stage(cohort, "loss.policy").verdict, cohort.verdict) == ("unverified",) * 2
+    assert "shards.unstated" in {one.check for one in cohort.findings}
+
+
 @pytest.mark.parametrize(
     ("told", "stage"),
     [
