@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trajreplay.query import Cohort
@@ -70,16 +70,40 @@ def clusters(explained: Explained) -> list[Cluster]:
     Args:
         explained: What `explain` found over several cohorts.
     """
-    named: dict[tuple[str, str, tuple[str, ...], bool], list[Explanation]] = {}
+    by_stage: dict[tuple[str, str, bool], list[Explanation]] = {}
     for one in explained.explanations:
-        faults = one.first.faults if one.first else ()
-        named.setdefault((one.cohort.run_id, one.stage, faults, one.warns), []).append(one)
-    made = [
-        _cluster(explained, *key[:3], found)
-        for key, alike in named.items()
-        for found in ([alike] if key[2] else _of_one_kind(alike))
-    ]
+        by_stage.setdefault((one.cohort.run_id, one.stage, one.warns), []).append(one)
+    made = []
+    for (run_id, stage, _), found in by_stage.items():
+        named = [one for one in found if one.hypotheses]
+        unnamed = [one for one in found if not one.hypotheses]
+        sets = [*_by_fault(named), *(((), alike) for alike in _of_one_kind(unnamed))]
+        made += [_cluster(explained, run_id, stage, faults, alike) for faults, alike in sets]
     return sorted(made, key=lambda one: (one.run_id, -len(one.cohorts), one.cohorts[0].order))
+
+
+def _by_fault(named: Sequence[Explanation]) -> list[tuple[tuple[str, ...], list[Explanation]]]:
+    """Explanations, those together that one fault gives: the fault that gives most comes first.
+
+    What is the same on some cohorts, such as one batch and the whole of it, others tell apart.
+    """
+    left, found = list(named), []
+    while left:
+        gives: dict[tuple[str, ...], list[Explanation]] = {}
+        for one in left:
+            for faults in dict.fromkeys(each.faults for each in one.hypotheses):
+                gives.setdefault(faults, []).append(one)
+        # Of two that give as many, what is believed first of the first cohort.
+        best = max(gives, key=lambda faults: len(gives[faults]))
+        found.append((best, [_led_by(best, one) for one in gives[best]]))
+        left = [one for one in left if all(one is not other for other in gives[best])]
+    return found
+
+
+def _led_by(faults: tuple[str, ...], one: Explanation) -> Explanation:
+    """An explanation with the hypotheses of some faults before the others."""
+    hypotheses = sorted(one.hypotheses, key=lambda each: each.faults != faults)
+    return replace(one, hypotheses=hypotheses)
 
 
 def _of_one_kind(unnamed: Sequence[Explanation]) -> list[list[Explanation]]:

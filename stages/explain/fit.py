@@ -89,6 +89,7 @@ class Target:
 
     def __init__(self, block: Block, stage: str, base: list[Values], failed: list[str]) -> None:
         self.block, self.stage, self.base, self.failed = block, stage, base, failed
+        self.differ = sum(int((one.disagree & one.counts).sum()) for one in base)
         self._missed = {one.key: _missed(one) for one in base}
         self._tolerance = {one.key: block.tolerance(stage, one.field) for one in base}
 
@@ -198,6 +199,9 @@ def fit_of(
         None where they cannot be tried, or do not give every field that is recorded.
     """
     block, stage = target.block, target.stage
+    taken = sum(one.taken for _, one in told)
+    if taken >= max(target.differ, 1):
+        return None  # so many numbers give as many values, whatever these are
     share = _shares(block, stage, joined(told))
     lost = _Lost(target, share)
     found = tried(block, stage, told, target.failed, lost)

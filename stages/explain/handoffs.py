@@ -14,6 +14,7 @@ from trajreplay.stages.checks import source_pairs
 from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.explain.explanation import Explanation
 from trajreplay.stages.explain.findings import named
+from trajreplay.stages.explain.residual import without_own
 from trajreplay.stages.explain.trying import handed_by
 from trajreplay.stages.faults import Fault
 from trajreplay.stages.faults.fault import Handed
@@ -86,6 +87,7 @@ def explain_column(
                 break
     if not found.hypotheses:
         found.residual = _shape(given, differs)
+        found.kind = frozenset(map(without_own, found.residual))
         found.note = ""
     return found
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trajreplay.schema.settings import Settings
 from trajreplay.stages.block import Block
-from trajreplay.stages.faults.estimates import Made, fault, own_estimates, wrong
+from trajreplay.stages.faults.estimates import STAGE, Made, fault, own_estimates, wrong
 from trajreplay.stages.faults.fault import (
     Told,
     each,
@@ -17,6 +17,7 @@ from trajreplay.stages.faults.fault import (
     setting,
     under,
 )
+from trajreplay.stages.faults.solved import SHARES, solved, together
 from trajreplay.stages.variants import Variant
 
 
@@ -78,36 +79,29 @@ def _negated(block: Block) -> Iterable[Told]:
 
 
 def _overwritten(block: Block) -> Iterable[Told]:
-    """A value written to a part of a row that is a broadcast view of one number."""
-    packed = block.packed
-    if not len(packed.mask):
-        return
-    recorded = packed.tokens("advantages")
-    owner = torch.arange(len(packed.lengths)).repeat_interleave(packed.lengths)
-    low = torch.full((len(packed.lengths),), torch.inf, dtype=torch.float64)
-    high = torch.full_like(low, -torch.inf)
-    low.scatter_reduce_(0, owner, recorded, "amin")
-    high.scatter_reduce_(0, owner, recorded, "amax")
-    constant = (low == high)[owner]
-    reward = packed.scalars("reward")[owner]
-    written = constant & ((recorded - reward).abs() > 1e-5 * reward.abs() + 1e-6)
-    values = torch.unique(recorded[written])
+    """What a span gets, written to a row that is a broadcast view of one number: to all of it."""
     own = block.settings.advantage
-    stated = [one for one in (own.invalid_tool_call, own.malformed_thinking) if one is not None]
-    narrow = torch.tensor(stated, dtype=torch.float32).double()
-    if not bool(written.any()):
+    if not held(block, "message_faults"):
         return
-    if not bool(torch.isin(values, narrow).all()):
-        # One number in one place, or everywhere, would fit anything; 0 is what a filter leaves.
-        several = len(torch.unique(owner[written])) > 1 and not bool(written.all())
-        if not several or len(values) > 1 or not float(values):
-            return
+    packed = block.packed
+    owner = torch.arange(len(packed.lengths)).repeat_interleave(packed.lengths)
+    kinds = packed.tokens("message_faults")
+    given = [(1, own.invalid_tool_call), (2, own.malformed_thinking)]
+    stated = [(kind, value) for kind, value in given if value is not None]
+    for order in dict.fromkeys([tuple(stated), tuple(reversed(stated))] if stated else []):
 
-    def spread(settings: Settings, *given: Tensor) -> Made:
-        advantages, returns = own_estimates(block, settings, given)
-        return torch.where(written, recorded, advantages).to(advantages.dtype), returns
+        def spread(settings: Settings, *given: Tensor, order: Stated = order) -> Made:
+            advantages, returns = own_estimates(block, settings, given)
+            for kind, value in order:  # what is written last stays
+                odd = torch.zeros(len(packed.lengths), dtype=torch.bool)
+                odd[owner[kinds == kind]] = True
+                advantages = torch.where(odd[owner], value, advantages)
+            return advantages, returns
 
-    yield Told(wrong(spread), " and ".join(f"{one:g}" for one in values.tolist()))
+        yield Told(wrong(spread), " and ".join(f"{value:g}" for _, value in order))
+
+
+Stated = tuple[tuple[int, float], ...]
 
 
 def _rounded(block: Block) -> Iterable[Told]:
@@ -184,14 +178,20 @@ FAULTS = (
         "another discount",
         "returns with the discount {}",
         "advantage.gamma",
-        each("advantage.gamma", (1.0, 0.99, 0.95, 0.9), "{:g}".format),
+        together(
+            each("advantage.gamma", (1.0, 0.99, 0.95, 0.9), "{:g}".format),
+            solved("advantage.gamma", STAGE, ("advantages", "returns"), SHARES),
+        ),
     ),
     fault(
         "lambda",
         "another lambda",
         "advantages with lambda {}",
         "advantage.lam",
-        each("advantage.lam", (1.0, 0.95, 0.99, 0.9), "{:g}".format),
+        together(
+            each("advantage.lam", (1.0, 0.95, 0.99, 0.9), "{:g}".format),
+            solved("advantage.lam", STAGE, ("advantages", "returns"), SHARES),
+        ),
     ),
     fault(
         "exchanged",

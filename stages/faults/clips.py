@@ -16,10 +16,17 @@ from trajreplay.stages.faults.fault import (
     each,
     setting,
 )
-from trajreplay.stages.faults.policy import Columns, fault, inputs, own_terms
+from trajreplay.stages.faults.policy import STAGE, Columns, fault, inputs, own_terms
+from trajreplay.stages.faults.solved import TWO_DIGITS, Misses, solved, together
 from trajreplay.stages.variants import Variant
 
 _UNBOUNDED = 1e30
+# Scalars that a bound moves, those that show it best first, and all of them.
+_CLIPPED = ("pg_loss", "loss")
+_MOVED = {*_CLIPPED, "pg_clipfrac"}
+# Bounds as people choose them.
+_EPSILONS = tuple(one for one in TWO_DIGITS if 1e-4 <= one <= 10.0)
+_DUALS = tuple(one for one in TWO_DIGITS if 1.0 < one <= 50.0)
 
 
 def _eps(block: Block) -> Iterable[Told]:
@@ -27,8 +34,27 @@ def _eps(block: Block) -> Iterable[Told]:
     tried = {(own[1], own[0]), (own[0], own[0]), (own[1], own[1])}
     tried |= {(low, high) for low in (0.1, 0.2, 0.3) for high in (0.1, 0.2, 0.28, 0.3)}
     for low, high in sorted(tried - {own}):
-        changes = {"loss.eps_clip": low, "loss.eps_clip_high": high}
-        yield Told(Variant(changes), f"{low:g} below and {high:g} above")
+        yield _bounded_by(low, high)
+
+
+def _bounded_by(low: float, high: float) -> Told:
+    changes = {"loss.eps_clip": low, "loss.eps_clip_high": high}
+    return Told(Variant(changes), f"{low:g} below and {high:g} above")
+
+
+def _eps_solved(block: Block) -> Iterable[Told]:
+    """Either bound, or one for both sides: the loss falls as a bound lets more through."""
+    misses = Misses(block, STAGE, _CLIPPED)
+    if not misses.wrong <= _MOVED:
+        return
+    own = (setting(block, "loss.eps_clip"), setting(block, "loss.eps_clip_high"))
+    ways: tuple[Callable[[float], Told], ...] = (
+        lambda one: _bounded_by(one, one),
+        lambda one: _bounded_by(own[0], one),
+        lambda one: _bounded_by(one, own[1]),
+    )
+    for way in ways:
+        yield from map(way, misses.between(lambda one, way=way: way(one).variant, _EPSILONS))  # type: ignore[misc]
 
 
 def _one_sided(block: Block) -> Iterable[Told]:
@@ -135,7 +161,7 @@ FAULTS = (
         "other clip bounds",
         "the loss clipped at {}",
         "loss.eps_clip and loss.eps_clip_high; TRL's epsilon_high is absolute for CISPO",
-        _eps,
+        together(_eps, _eps_solved),
     ),
     fault(
         "clip-sides",
@@ -149,7 +175,7 @@ FAULTS = (
         "another dual clip",
         "the loss with the dual clip {}",
         "loss.dual_clip: 3 by default in verl, off elsewhere",
-        _dual,
+        together(_dual, solved("loss.dual_clip", STAGE, _CLIPPED, _DUALS)),
     ),
     fault(
         "dual-clip-positive",

@@ -22,10 +22,13 @@ class Told:
     Args:
         variant: What the fault changes.
         detail: Words for the braces of the fault's sentence, about this cohort.
+        taken: How many numbers of it are read off what was recorded. So many fit by themselves,
+            so that more values than these have to differ before it proves anything.
     """
 
     variant: Variant
     detail: str = ""
+    taken: int = 0
 
 
 Tries = Callable[[Block], Iterable[Told]]

@@ -13,9 +13,11 @@ from trajreplay.stages.faults.fault import (
     held,
 )
 from trajreplay.stages.faults.policy import (
+    STAGE,
     fault,
     old_log_probs,
 )
+from trajreplay.stages.faults.solved import Misses, together
 from trajreplay.stages.faults.tokens import shifted
 from trajreplay.stages.kernels import whiten
 from trajreplay.stages.variants import Variant
@@ -105,12 +107,45 @@ def _advantages(block: Block) -> Iterable[Told]:
 
 
 def _temperature(block: Block) -> Iterable[Told]:
+    """Temperatures that are usual, that producers state, and that give what was recorded."""
     old = old_log_probs(block.settings)
-    if held(block, old, "log_probs"):
-        for value in (0.5, 0.6, 0.7, 0.8, 0.9, 1.2):
-            for name in (old, "log_probs"):
-                scaled = block.packed.tokens(name) / value
-                yield Told(Variant(columns={name: scaled}), f"{name} divided by {value:g}")
+    if not held(block, old, "log_probs"):
+        return
+    stated = {
+        origin.temperature
+        for entry in block.cohorts[0].owners
+        for origin in entry.origins.values()
+        if origin.temperature
+    }
+    usual = {0.5, 0.6, 0.7, 0.8, 0.9, 1.2}
+    for value in sorted({*usual, *stated, *(1 / one for one in stated)} - {1.0}):
+        for name in (old, "log_probs"):
+            yield _divided(block, name, value)
+
+
+def _divided(block: Block, name: str, by: float) -> Told:
+    scaled = block.packed.tokens(name) / by
+    return Told(Variant(columns={name: scaled}), f"{name} divided by {by:g}")
+
+
+def _temperature_solved(block: Block) -> Iterable[Told]:
+    """Of the old log-probs, or of the current ones: their mean gap is linear in its inverse."""
+    old = old_log_probs(block.settings)
+    if not held(block, old, "log_probs"):
+        return
+    misses = Misses(block, STAGE, ("ppo_kl", "pg_loss", "loss"))
+    for name in (old, "log_probs"):
+        for grid in (_COLD, _HOT):
+            for one in misses.between(
+                lambda one, name=name: _divided(block, name, one).variant,  # type: ignore[misc]
+                grid,
+            ):
+                if one != 1.0:
+                    yield _divided(block, name, one)
+
+
+_COLD = tuple(number / 100 for number in range(20, 101))
+_HOT = tuple(number / 100 for number in range(100, 301))
 
 
 FAULTS = (
@@ -171,7 +206,7 @@ FAULTS = (
         "log-probs scaled on one side of the ratio",
         "the loss with {}",
         "the temperature of sampler and trainer",
-        _temperature,
+        together(_temperature, _temperature_solved),
         "K-031",
         "https://github.com/huggingface/trl/issues/4159",
     ),

@@ -11,17 +11,20 @@ from trajreplay.stages.block import Block
 from trajreplay.stages.compose import PolicyTerms, rollout_weights
 from trajreplay.stages.faults.fault import (
     Told,
+    Tries,
     WrongLosses,
     held,
     setting,
     under,
 )
 from trajreplay.stages.faults.policy import (
+    STAGE,
     Columns,
     fault,
     inputs,
     own_terms,
 )
+from trajreplay.stages.faults.solved import Misses
 from trajreplay.stages.variants import Variant
 
 _UNBOUNDED = 1e30
@@ -79,6 +82,21 @@ def _entropy(block: Block) -> Iterable[Told]:
     elif held(block, "entropy"):
         for other in (0.01, 0.001, 1.0):
             yield Told(Variant({"loss.entropy_coef": other}), f"with coefficient {other:g}")
+
+
+def _coefficient(name: str) -> Tries:
+    """Tries of another coefficient of a term, in which the loss is linear."""
+
+    def tries(block: Block) -> Iterable[Told]:
+        own = setting(block, name)
+        misses = Misses(block, STAGE, ("loss",))
+        if misses.wrong != {"loss"} or not own:
+            return  # a term that the settings leave out has tries of its own
+        for one, taken in misses.linear(lambda one: Variant({name: one}), own):
+            if one not in (own, -own, 0.0):
+                yield Told(Variant({name: one}), f"{one:.6g} instead of {own:g}", taken)
+
+    return tries
 
 
 def _kl_loss(block: Block) -> Iterable[Told]:
@@ -163,6 +181,20 @@ FAULTS = (
         _kl_loss,
         "K-061",
         "https://github.com/verl-project/verl/pull/179",
+    ),
+    fault(
+        "entropy-coefficient",
+        "another coefficient of the entropy bonus",
+        "the loss with the entropy bonus times {}",
+        "loss.entropy_coef; a coefficient that is scheduled or adapted",
+        _coefficient("loss.entropy_coef"),
+    ),
+    fault(
+        "kl-coefficient",
+        "another coefficient of the KL loss",
+        "the loss with its KL term times {}",
+        "loss.kl_loss_coef; a coefficient that is scheduled or adapted",
+        _coefficient("loss.kl_loss_coef"),
     ),
     fault(
         "weight-of-current",

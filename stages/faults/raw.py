@@ -14,12 +14,13 @@ Made = Iterable[tuple[Tensor, str]]
 
 
 def _zero_as_missing(given: Handed) -> Made:
-    """Wherever the score is 0, and only there, something else was used."""
+    """Wherever the score is 0, and only there, one other number was used."""
     zero = given.origin == 0
-    odd = zero & (given.recorded != 0)
-    if bool(odd.any()) and torch.equal(odd, zero):
-        detail = f"the score, but at all {int(zero.sum())} samples whose score is 0"
-        yield torch.where(zero, given.recorded, given.origin), detail
+    used = torch.unique(given.recorded[zero])
+    # Any raw rewards are of that kind where every score is 0.
+    if len(used) == 1 and float(used) and not bool(zero.all()):
+        detail = f"the score, but {float(used):g} at all {int(zero.sum())} samples whose score is 0"
+        yield torch.where(zero, used, given.origin), detail
 
 
 def _by_position(given: Handed) -> Made:

@@ -140,6 +140,8 @@ def _factor_words(block: Block) -> dict[float, str]:
     return found
 
 
+# The scalar that a factor of a whole loss shows in.
+_WHOLE = {"loss.policy": "loss", "loss.value": "value_loss"}
 # A whole number beyond this that nothing of the cohort counts may be one by chance.
 _COUNTLESS = 64
 
@@ -168,6 +170,8 @@ def factors(stage: str) -> Tries:
             return
         scales = {one.field: exact for one in differing}
         what = f"{'times' if factor > 1 else 'divided by'} {whole}"
+        if _WHOLE[stage] not in {one.field for one in differing}:
+            what = f"with {' and '.join(one.field for one in differing)} alone {what}"
         yield Told(Variant(scales=scales), f"{what}{f', {counted}' if counted else ''}")
 
     return tries

@@ -21,6 +21,7 @@ from trajreplay.stages.faults.fault import (
     setting,
     under,
 )
+from trajreplay.stages.faults.solved import TWO_DIGITS, solved, together
 from trajreplay.stages.kernels import scatter_sum
 from trajreplay.stages.rewards import reward_inputs
 from trajreplay.stages.variants import Variant
@@ -220,7 +221,10 @@ FAULTS = (
         "another epsilon",
         "normalisation with epsilon {}",
         "reward.epsilon: 1e-6 in most frameworks, 1e-4 in TRL, 1e-5 in AReaL, 1e-9 in OpenRLHF",
-        each("reward.epsilon", (1e-4, 1e-5, 1e-6, 1e-9, 1e-8, 1e-3, 0.0), "{:g}".format),
+        together(
+            each("reward.epsilon", (1e-4, 1e-5, 1e-6, 1e-9, 1e-8, 1e-3, 0.0), "{:g}".format),
+            solved("reward.epsilon", STAGE, ("reward",), TWO_DIGITS),
+        ),
     ),
     fault(
         "epsilon-place",

@@ -15,10 +15,12 @@ from trajreplay.stages.faults.fault import Fault, Told, Tries, WrongLosses, each
 from trajreplay.stages.faults.loss_columns import masks
 from trajreplay.stages.faults.policy import Columns, inputs
 from trajreplay.stages.faults.reductions import factors
+from trajreplay.stages.faults.solved import TWO_DIGITS, solved, together
 from trajreplay.stages.faults.tokens import shifted
 from trajreplay.stages.variants import Variant
 
 STAGE = "loss.value"
+_CLIPS = tuple(one for one in TWO_DIGITS if 1e-3 <= one <= 10.0)
 _COLUMNS = ("values", "old_values", "returns")
 
 
@@ -116,7 +118,7 @@ FAULTS = (
         "another clip of the value",
         "the value loss with {}",
         "value.clip: 0.2 in slime, Relax and TRL, 0.5 in verl, OpenRLHF and AReaL, none in NeMo-RL",
-        _clip,
+        together(_clip, solved("value.clip", STAGE, ("value_loss",), _CLIPS)),
     ),
     _fault(
         "clipped-alone",

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
-from tests.helpers.faulty import Alter, Shares, with_columns, with_outputs
+from tests.helpers.faulty import Alter, Shares, with_columns, with_fault, with_outputs
 from tests.helpers.healthy_composed import Draw
 from tests.helpers.trainer import Sample
 from trajreplay.schema import Settings
 from trajreplay.stages.block import Block
+from trajreplay.stages.faults import Told
 from trajreplay.stages.outputs import Recorded
 from trajreplay.stages.variants import Variant, varied
 
@@ -201,6 +202,36 @@ def _kl_leaking(block: Block, choose: random.Random) -> Block | None:
     return with_columns(block, {"ref_log_probs": values, "kl": kl})
 
 
+def _two_digits(low: float, high: float) -> Callable[[random.Random], float]:
+    """Numbers as people choose them, on no list of ours."""
+    return lambda choose: float(f"{math.exp(choose.uniform(math.log(low), math.log(high))):.2g}")
+
+
+def _other(name: str, stage: str, number: Callable[[random.Random], float]) -> Put:
+    """Another number in a setting."""
+
+    def put(block: Block, choose: random.Random) -> Block | None:
+        return with_fault(block, stage, Told(Variant({name: number(choose)})))
+
+    return put
+
+
+def _other_bounds(block: Block, choose: random.Random) -> Block | None:
+    """Another bound on one side, or one other bound on both."""
+    bound = _two_digits(0.005, 0.3)(choose)
+    low, high = (block.settings.loss.eps_clip, block.settings.loss.eps_clip_high)
+    low, high = choose.choice([(bound, high), (low, bound), (bound, bound)])
+    changes = {"loss.eps_clip": low, "loss.eps_clip_high": high}
+    return with_fault(block, POLICY, Told(Variant(changes)))
+
+
+def _other_temperature(block: Block, choose: random.Random) -> Block | None:
+    """Log-probs of one side at another temperature."""
+    name = choose.choice(["old_log_probs", "log_probs"])
+    scaled = block.packed.tokens(name) / (choose.randint(30, 250) / 100)
+    return with_fault(block, POLICY, Told(Variant(columns={name: scaled})))
+
+
 _OVERLONG = {"reward.overlong_max_length": 4, "reward.overlong_buffer": 2}
 _WHITE_CLIP = {"advantage.clip": (-0.5, 0.5), "advantage.whiten": "cohort"}
 _SIZES = {"reward.n_samples_per_prompt": None}
@@ -262,6 +293,24 @@ SCENES: Mapping[str, Scene] = {
     "loss.sequence-clip-off": Scene({"loss.opsm_delta": 1e-4}),
     "loss.factor": Scene(put=_multiplied),
     "loss.kl-sign": Scene(_KL_LOSS),
+    "loss.kl-coefficient": Scene(
+        _KL_LOSS, put=_other("loss.kl_loss_coef", POLICY, _two_digits(1e-3, 0.9))
+    ),
+    "loss.entropy-coefficient": Scene(
+        {"loss.entropy_coef": 0.01},
+        put=_other("loss.entropy_coef", POLICY, _two_digits(1e-3, 0.9)),
+    ),
+    "loss.clip-bounds": Scene(_OLD, put=_other_bounds),
+    "loss.temperature": Scene(_OLD, put=_other_temperature),
+    "reward.other-epsilon": Scene(
+        _GROUPS, put=_other("reward.epsilon", "reward.post_process", _two_digits(1e-5, 0.1))
+    ),
+    "advantage.gamma": Scene(
+        put=_other("advantage.gamma", "advantage.estimate", lambda one: one.randint(50, 99) / 100)
+    ),
+    "value.clip": Scene(
+        _VALUE_CLIP, put=_other("value.clip", "loss.value", _two_digits(0.01, 0.9))
+    ),
     "loss.kl-estimator": Scene(_KL_LOSS),
     "loss.weight-of-current": Scene(_WEIGHED),
     "loss.weight-inverted": Scene(_WEIGHED),

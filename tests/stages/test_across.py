@@ -184,3 +184,22 @@ def test_findings_of_one_check_are_one_line_whatever_they_say() -> None:
         place = Cohort("r", 0, one.rollout_id, None)
         explained.explanations += unnamed_findings(one, place, (), ())
     assert [len(one.cohorts) for one in clusters(explained)] == [3, 3]
+
+
+def test_cohorts_that_two_faults_give_are_of_the_one_that_gives_the_others_too(
+    lake: Lake,
+) -> None:
+    """All samples as one group, where every other rollout is one consumer batch."""
+    for rollout in range(4):
+        samples = drawn(rollout_id=rollout)
+        raw = np.array([one.raw_reward for one in samples])
+        scored = (raw - raw.mean()) / (raw.std(ddof=1) + 1e-6)
+        for row, (one, reward) in enumerate(zip(samples, scored, strict=True)):
+            one.reward = float(np.float32(reward))
+            one.consumer_batch_id = "cb-0" if rollout % 2 == 0 else f"cb-{row // 4}"
+        write_rollout(lake, samples, WAY, settings=WAY.full, stages=SCORED)
+    (found,) = [one for one in clusters(lake.explain()) if not one.warns]
+    assert found.faults == ("reward.grouped-by-batch",)
+    assert len(found.cohorts) == 4
+    assert "all 8 samples" in found.sentence
+    assert f"recorded values equal {found.sentence}" in found.example

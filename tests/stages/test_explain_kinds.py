@@ -94,6 +94,7 @@ REWARDS: dict[str, tuple[str, Callable[[list[Sample]], None]]] = {
         _by_group(lambda raw: raw - raw.mean() / (raw.std(ddof=1) + 1e-6)),
     ),
     "epsilon": ("reward.other-epsilon", _by_group(lambda raw: _z(raw, epsilon=1e-3))),
+    "odd epsilon": ("reward.other-epsilon", _by_group(lambda raw: _z(raw, epsilon=0.024))),
     "others": ("reward.other-baseline", _by_group(_leave_one_out)),
     "opposite": ("reward.negated", _by_group(lambda raw: -_z(raw))),
     "raw": ("reward.not-normalised", _by_group(lambda raw: raw)),
@@ -166,6 +167,34 @@ def _opposite(one: Sample) -> None:
     one.columns["advantages"] = -one.columns["advantages"]
 
 
+def _off_the_lists(samples: Sequence[Sample], *numbers: float) -> float:
+    """A number as people choose it, which no list of ours holds, by what was drawn."""
+    return numbers[sum(one.length for one in samples) % len(numbers)]
+
+
+def _other_entropy(samples: list[Sample]) -> Any:
+    coef = _off_the_lists(samples, 0.02, 0.0035, 0.17)
+    return _losses(samples, replace(WAY, entropy_coef=coef))
+
+
+def _other_bounds(samples: list[Sample]) -> Any:
+    bound = _off_the_lists(samples, 0.13, 0.25, 0.37)
+    return _losses(samples, replace(WAY, eps_clip=bound, eps_clip_high=bound))
+
+
+def _other_upper_bound(samples: list[Sample]) -> Any:
+    return _losses(samples, replace(WAY, eps_clip_high=_off_the_lists(samples, 0.08, 0.17, 0.36)))
+
+
+def _temperature(samples: list[Sample]) -> Any:
+    value = _off_the_lists(samples, 0.95, 1.1, 0.66)
+
+    def divide(one: Sample) -> None:
+        one.columns["old_log_probs"] = one.columns["old_log_probs"] / value
+
+    return _changed(divide)(samples)
+
+
 LOSSES: dict[str, tuple[str, Callable[[list[Sample]], Any]]] = {
     "attention mask": ("loss.mask", _mask(lambda mask: [1] * len(mask))),
     "inverted mask": ("loss.mask", _mask(lambda mask: [1 - one for one in mask])),
@@ -174,6 +203,10 @@ LOSSES: dict[str, tuple[str, Callable[[list[Sample]], Any]]] = {
     "reference": ("loss.columns", _take("old_log_probs", "ref_log_probs")),
     "advantages": ("loss.advantages", _changed(_opposite)),
     "entropy": ("loss.entropy", lambda them: _losses(them, replace(WAY, entropy_coef=-0.01))),
+    "coefficient": ("loss.entropy-coefficient", _other_entropy),
+    "bounds": ("loss.clip-bounds", _other_bounds),
+    "upper bound": ("loss.clip-bounds", _other_upper_bound),
+    "temperature": ("loss.temperature", _temperature),
     "clip": ("loss.clip-bounds", lambda them: _losses(them, replace(WAY, eps_clip=0.1))),
     "unclipped": (
         "loss.clip-sides",

@@ -1,0 +1,132 @@
+"""Parameters that are solved for: with which a stage would give what it recorded."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from trajreplay.schema.errors import TrajReplayError
+from trajreplay.stages.block import Block
+from trajreplay.stages.faults.fault import Told, Tries, setting
+from trajreplay.stages.variants import Variant, varied
+
+# Numbers as people choose them: of two digits.
+TWO_DIGITS = tuple(
+    float(f"{digits}e{power}") for power in range(-11, 1) for digits in range(10, 100)
+)
+SHARES = tuple(sorted({*(number / 100 for number in range(1, 101)), 0.995, 0.999, 0.9999}))
+# A number that was solved for is one of people's where it is so near to it, in parts of itself.
+NEAR = 1e-3
+
+Change = Callable[[float], Variant]
+
+
+class Misses:
+    """What variants of a cohort miss a recorded value by.
+
+    Args:
+        block: The cohort.
+        stage: The stage.
+        fields: The field that the value is of: the first of these that differs.
+
+    Attributes:
+        wrong: The fields that differ, without what is recorded beside a scalar.
+    """
+
+    def __init__(self, block: Block, stage: str, fields: Sequence[str]) -> None:
+        self._block, self._stage = block, stage
+        self._at: tuple[tuple[str, str], int] | None = None
+        self.wrong: frozenset[str] = frozenset()
+        found = {one.key: one for one in self._values(Variant())}
+        off = {key: (one.recorded - one.recomputed).abs() for key, one in found.items()}
+        off = {
+            key: torch.where(found[key].disagree & found[key].counts & gap.isfinite(), gap, 0.0)
+            for key, gap in off.items()
+        }
+        differing = {key: gap for key, gap in off.items() if bool((gap > 0).any())}
+        self.wrong = frozenset(name.partition(".")[0] for name, _ in differing)
+        chosen = next((key for name in fields for key in differing if key[0] == name), None)
+        if chosen is not None:
+            self._at = chosen, int(differing[chosen].argmax())
+
+    def _values(self, variant: Variant) -> list[Any]:
+        from trajreplay.stages.values import recompute
+
+        try:
+            block = varied(self._block, variant, (self._stage,))
+            return list(recompute(block, self._stage, hopeless=lambda *given: True))
+        except (TrajReplayError, KeyError):
+            return []
+
+    def of(self, variant: Variant) -> float:
+        """What it misses the value by, with its sign; NaN where it does not give it."""
+        for one in self._values(variant) if self._at is not None else []:
+            if self._at is not None and one.key == self._at[0]:
+                return float(one.recomputed[self._at[1]] - one.recorded[self._at[1]])
+        return math.nan
+
+    def linear(self, change: Change, own: float) -> Iterator[tuple[float, int]]:
+        """The parameter that the value is linear in: as people choose it, and as it is.
+
+        Args:
+            change: The variant of a parameter.
+            own: The parameter in force.
+
+        Yields:
+            A parameter, and how many numbers of it are read off what is recorded: none where it
+            has no more than two digits, which no arbitrary value gives.
+        """
+        first, second = self.of(change(own)), self.of(change(own + 1.0))
+        if not math.isfinite(first) or not math.isfinite(second) or first == second:
+            return
+        exact = own - first / (second - first)
+        short = float(f"{exact:.2g}")
+        if abs(short - exact) <= NEAR * abs(exact):
+            yield short, 0
+        else:
+            yield exact, 1
+
+    def between(self, change: Change, grid: Sequence[float]) -> Iterator[float]:
+        """The two parameters of a grid between which the value lies, if it moves one way."""
+        ends = self.of(change(grid[0])), self.of(change(grid[-1]))
+        if not all(map(math.isfinite, ends)) or (ends[0] > 0) == (ends[1] > 0):
+            return
+        up = ends[1] > 0
+
+        def is_beyond(parameter: float) -> bool:
+            return (self.of(change(parameter)) > 0) == up
+
+        place = bisect_left(grid, True, key=is_beyond)
+        yield from grid[max(place - 1, 0) : place + 1]
+
+
+def solved(name: str, stage: str, fields: Sequence[str], grid: Sequence[float]) -> Tries:
+    """Tries of a number that a setting may have had instead, if a stage moves one way with it."""
+
+    def tries(block: Block) -> Iterable[Told]:
+        own = setting(block, name)
+        if own is None:
+            return
+        for one in Misses(block, stage, fields).between(lambda one: Variant({name: one}), grid):
+            if one != own:
+                yield Told(Variant({name: one}), f"{one:g}")
+
+    return tries
+
+
+def together(*several: Tries) -> Tries:
+    """Tries of all of some, each once."""
+
+    def tries(block: Block) -> Iterable[Told]:
+        seen: set[str] = set()
+        for one in several:
+            for told in one(block):
+                if told.detail not in seen:
+                    seen.add(told.detail)
+                    yield told
+
+    return tries
