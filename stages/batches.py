@@ -12,6 +12,7 @@ from trajreplay.schema.columns import has_column
 from trajreplay.schema.settings import Settings
 from trajreplay.stages.capability import Ability, over_batches, over_trajectories
 from trajreplay.stages.checks import source_pairs
+from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.other_samples import other_samples
 from trajreplay.stages.report import CohortReport, StageResult
 from trajreplay.stages.sources import Source, Sources
@@ -69,6 +70,25 @@ def check_batches(
             report.stages.append(StageResult(stage, "unverified", message=problem))
             del abilities[stage]
     return wide
+
+
+def others_of_rollouts(cohort: LoadedCohort, sources: Sources) -> dict[str, pa.Table]:
+    """By stage whose statistics are said to be of the step, what else its rollouts hold.
+
+    Args:
+        cohort: The step.
+        sources: The rollouts.
+    """
+    settings = cohort.settings
+    if cohort.report.step_id is None or settings.layout.batch != "step":
+        return {}
+    found: dict[str, pa.Table] = {}
+    for stage, one in cohort.abilities.items():
+        by_batch = over_batches(stage, settings, one)
+        if by_batch and _can_be_wide(stage, by_batch):
+            others = other_samples(cohort.table, cohort.report.run_id, sources, one.reads)
+            found |= {} if isinstance(others, str) or not others.num_rows else {stage: others}
+    return found
 
 
 def _can_be_wide(stage: str, by_batch: str) -> bool:

@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from trajreplay.query import Catalog, Cohort, Selection, select
+from trajreplay.stages.batches import others_of_rollouts
 from trajreplay.stages.block import Block
 from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.explain.explanation import Explanation
@@ -90,7 +91,7 @@ def explain(
     told = {(one.cohort, one.stage) for one in explained.explanations}
     handed: set[tuple[Cohort, str]] = set()
     for place, stages in _diverged(report, whole):
-        loaded = whole.load(place)
+        loaded = _load(whole, place)
         if isinstance(loaded, LoadedCohort):
             odd = first_non_finite(loaded, place)
             explained.non_finite += [odd] if odd is not None else []
@@ -195,8 +196,16 @@ def _diverged(report: Report, whole: WholeCohorts) -> Iterator[tuple[Cohort, lis
 
 
 def _block(whole: WholeCohorts, place: Cohort) -> Block | None:
-    loaded = whole.load(place)
+    loaded = _load(whole, place)
     return block_of(loaded) if isinstance(loaded, LoadedCohort) else None
+
+
+def _load(whole: WholeCohorts, place: Cohort) -> LoadedCohort | CohortReport:
+    """A cohort, and what else its rollouts hold: statistics may have been of these, too."""
+    loaded = whole.load(place)
+    if isinstance(loaded, LoadedCohort):
+        loaded.others = {**loaded.others, **others_of_rollouts(loaded, whole.sources)}
+    return loaded
 
 
 def _place(cohort: CohortReport) -> Cohort:

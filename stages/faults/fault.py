@@ -175,6 +175,18 @@ def each(name: str, values: Iterable[Any], say: Callable[[Any], str] = str) -> T
     return tries
 
 
+def other_batch(block: Block) -> Iterable[Told]:
+    """Tries of statistics over the step where they are of the rollout, and the other way round."""
+    words = {
+        "step": "over the samples of the step instead of those of the rollout",
+        "rollout": "over the samples of each rollout instead of those of the step",
+    }
+    own = setting(block, "layout.batch")
+    for one, said in words.items():
+        if own in words and one != own:
+            yield Told(Variant({"layout.batch": one}), said)
+
+
 def setting(block: Block, name: str) -> Any:
     """A setting in force, named `section.field`."""
     section, _, label = name.partition(".")

@@ -13,6 +13,7 @@ from trajreplay.stages.faults.fault import (
     Told,
     Tries,
     held,
+    other_batch,
     setting,
     under,
 )
@@ -188,6 +189,13 @@ FAULTS = (
         "normalisation over each semantic group",
         "reward.grouping",
         under(reward__grouping="group"),
+    ),
+    fault(
+        "other-batch",
+        "statistics of a step for those of a rollout, or the other way round",
+        "normalisation with statistics {}",
+        "layout.batch; whether rewards are normalised before a rollout is cut into steps",
+        other_batch,
     ),
     fault(
         "per-fragment",

@@ -14,6 +14,7 @@ from trajreplay.stages.faults.fault import (
     Tries,
     WrongLosses,
     held,
+    other_batch,
     setting,
     under,
 )
@@ -164,6 +165,13 @@ def _correction_norm(block: Block) -> Iterable[Told]:
 
 
 FAULTS = (
+    fault(
+        "other-batch",
+        "statistics of a step for those of a rollout, or the other way round",
+        "the loss with weights over their mean {}",
+        "layout.batch",
+        other_batch,
+    ),
     fault(
         "entropy",
         "entropy bonus with the wrong sign, or none",

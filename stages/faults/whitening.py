@@ -14,6 +14,7 @@ from trajreplay.stages.faults.estimates import Made, fault, own_estimates, wrong
 from trajreplay.stages.faults.fault import (
     Told,
     held,
+    other_batch,
     setting,
     under,
 )
@@ -171,6 +172,13 @@ FAULTS = (
         "advantages whitened within each {}",
         "where advantages are whitened: before or after the split into micro-batches",
         _whitened_in,
+    ),
+    fault(
+        "other-batch",
+        "statistics of a step for those of a rollout, or the other way round",
+        "advantages whitened {}",
+        "layout.batch; whether advantages are whitened before a rollout is cut into steps",
+        other_batch,
     ),
     fault(
         "wrong-axis",

@@ -54,6 +54,11 @@ OF_BATCHES: dict[str, tuple[dict[str, Any], str, str]] = {
     "components": (PARTS, REWARD, "reward.combination is 'normalise-then-sum'"),
     "weights over their mean": (NORMED, POLICY, "loss.correction_norm_over is 'cohort'"),
 }
+OTHER = {
+    REWARD: "reward.other-batch",
+    ESTIMATE: "advantage.other-batch",
+    POLICY: "loss.other-batch",
+}
 PASSING = ("pass", "precision")
 
 
@@ -61,7 +66,7 @@ def _samples(rollout_id: int = 0) -> list[Sample]:
     samples = drawn(WAY, rollout_id=rollout_id)
     samples[6].raw_reward = 0.0
     for row, one in enumerate(samples):
-        one.sample_id = f"r-{rollout_id}-{row}"
+        one.sample_id, one.group = f"r-{rollout_id}-{row}", f"g-{2 * rollout_id + row // 4}"
         one.raw_reward *= 1.0 + rollout_id * (row % 2)
         one.trajectory_id, one.fragment_index = f"t-{rollout_id}-{row // 4}", row % 4
     return samples
@@ -116,6 +121,12 @@ def _loss(trainers: list[ComposedTrainer], samples: list[Sample]) -> dict[str, f
             share = trainer.scalar("loss.policy", name, terms, rows) * len(rows) / len(samples)
             total[name] = total.get(name, 0.0) + share
     return total
+
+
+def _named(lake: Lake, stage: str) -> set[str]:
+    """The faults that give what a stage of any step recorded."""
+    found = [one for one in lake.explain().explanations if one.stage == stage]
+    return {name for one in found for each in one.hypotheses for name in each.faults}
 
 
 def _stage(lake: Lake, stage: str, step_id: int = 0) -> StageResult:
@@ -177,9 +188,20 @@ def test_a_statistic_of_a_cut_rollout_takes_the_others_from_it(tmp_path: Path, n
         assert "diverged" in found if wrong else {*found} <= set(PASSING), found
         assert found[2] in PASSING
         if wrong:
-            assert [one for one in lake.explain().explanations if one.stage == stage]
+            assert OTHER[stage] in _named(lake, stage)
         else:
             assert {one.verdict for one in report.cohorts if one.step_id is not None} <= {*PASSING}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_statistics_of_the_rollout_are_named_where_those_of_the_step_are_stated(
+    lake: Lake, name: str
+) -> None:
+    changes, stage, _ = OF_BATCHES[name]
+    settings, samples = with_changes(PLAIN, changes | BY_STEP), _samples()
+    _write_steps(lake, settings, [samples], [samples[:4], samples[4:]])
+    write_rollout(lake, {0: samples}, stages=["sample"], settings=settings)
+    assert OTHER[stage] in _named(lake, stage)
 
 
 @pytest.mark.parametrize("name", [one for one in OF_BATCHES if one not in WIDE])
@@ -226,6 +248,8 @@ def test_a_statistic_of_each_rollout_of_a_step_is_of_the_rollout(tmp_path: Path,
             assert found.message.startswith(f"{what}, and it consumed from 2 rollouts: state")
         else:
             assert found.verdict in (("diverged",) if wrong else PASSING), found.message
+        if wrong:
+            assert OTHER[stage] in _named(lake, stage)
 
 
 def test_a_rollout_does_not_know_the_statistics_of_its_steps(lake: Lake) -> None:
