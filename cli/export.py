@@ -9,7 +9,7 @@ import click
 
 from trajreplay.cli.option_types import RedactionRule, StepIdentity
 from trajreplay.cli.options import ATTEMPT, RUN, lake_option, quiet_options
-from trajreplay.cli.text import counted, printable
+from trajreplay.cli.text import counted, folded, printable
 from trajreplay.cli.verb import Verb
 
 
@@ -99,8 +99,9 @@ def export(
         written = lake.export_bundles(target, **selection)
         for one in written:
             click.echo(printable(str(target) if target.suffix == ".zst" else str(one.path)))
-            for note in one.notes if not quiet else ():
-                click.echo(f"Note: {printable(note)}", err=True)
+        notes = folded((one.path.name, note) for one in written for note in one.notes)
+        for note in notes if not quiet else ():
+            click.echo(f"Note: {printable(note)}", err=True)
         done = f"{counted(len(written), 'bundle')} written"
     if not quiet:
         click.echo(done, err=True)

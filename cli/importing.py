@@ -13,7 +13,7 @@ from trajreplay.cli.options import LAKE_HELP, find_lake, output_options
 from trajreplay.cli.output import Output
 from trajreplay.cli.progress import ProgressBar
 from trajreplay.cli.stating import statement_options
-from trajreplay.cli.text import counted
+from trajreplay.cli.text import counted, folded
 from trajreplay.cli.verb import Verb
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def write_import(report: ImportReport, output: Output) -> None:
         output.lines(one.to_json() for one in report.sources)
     else:
         output.rows(_rows(report), cell_width=None)
-    for note in (note for one in report.sources for note in one.notes):
+    for note in folded((one.path, note) for one in report.sources for note in one.notes):
         output.note(f"Note: {note}")
     for hint in dict.fromkeys(one.hint for one in report.refused if one.hint):
         output.note(f"Hint: {hint}")

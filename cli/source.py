@@ -14,6 +14,7 @@ from trajreplay.cli.options import LAKE_FILE, LAKE_HELP, find_lake
 from trajreplay.cli.output import Output
 from trajreplay.cli.progress import ProgressBar
 from trajreplay.cli.stating import given_flags, statement_options
+from trajreplay.cli.text import folded
 
 if TYPE_CHECKING:
     from trajreplay.lake import Lake
@@ -54,7 +55,7 @@ class Source:
         with Lake.of_files(self._path, options=options, progress=progress) as lake:
             progress.__exit__(None, None, None)
             sources = lake.imported.sources if lake.imported else []
-            for note in (note for one in sources for note in one.notes):
+            for note in folded((one.path, note) for one in sources for note in one.notes):
                 output.note(f"Note: {note}")
             try:
                 yield lake

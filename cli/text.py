@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ _UNSAFE_CATEGORIES = {"Cc", "Cs", "Zl", "Zp"}
 # Marks that change the direction of the text around them: a name must not reorder its neighbours.
 _DIRECTION_MARKS = {*range(0x200E, 0x2010), *range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x61C}
 CELL_WIDTH = 60
+_RANK = re.compile(r"^[/: ]*(rank-\d+)?[/: ]*")  # and what separates it from the rest
 _LIST_ITEMS = 4
 
 
@@ -139,3 +141,26 @@ def counted(count: int, noun: str) -> str:
     ('1 cohort', '52 cohorts')
     """
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def folded(notes: Iterable[tuple[str, str]]) -> list[str]:
+    """Notes, each that several sources or ranks share told once.
+
+    Args:
+        notes: What each is of, which it may begin with, and the note.
+    """
+    alike: dict[str, list[tuple[str, str]]] = {}
+    for source, note in notes:
+        rest = _RANK.sub("", note.removeprefix(source))
+        alike.setdefault(rest, []).append((source, note))
+    return [_one_of(rest, found) for rest, found in alike.items()]
+
+
+def _one_of(rest: str, found: list[tuple[str, str]]) -> str:
+    """One note for all that say `rest` of what stands before it."""
+    sources = {source for source, _ in found}
+    if len(found) == 1:
+        return found[0][1]
+    if len(sources) == 1:
+        return f"{sources.pop()}: {len(found)} times: {rest}"
+    return f"{len(sources)} alike, the first {found[0][0]}: {rest}"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trajreplay.cli.text import aligned, cell, counted, number, printable, width
+from trajreplay.cli.text import aligned, cell, counted, folded, number, printable, width
 
 
 @pytest.mark.parametrize(
@@ -88,3 +88,22 @@ def test_a_table_without_rows_still_names_its_columns() -> None:
 
 def test_counts_take_the_right_noun() -> None:
     assert [counted(one, "row") for one in (0, 1, 2000)] == ["0 rows", "1 row", "2,000 rows"]
+
+
+def test_notes_that_say_the_same_are_told_once() -> None:
+    notes = [
+        ("in/a", "in/a/index.json: no column: not taken"),
+        ("in/b", "in/b/rank-0/index.json: no column: not taken"),
+        ("in/b", "in/b/rank-1/index.json: no column: not taken"),
+        ("in/b", "in/b/index.json: something else"),
+        ("in/c", "in/c/rank-0: odd"),
+        ("in/c", "in/c/rank-1: odd"),
+        ("c", "of nothing in particular"),
+    ]
+    assert folded(notes) == [
+        "2 alike, the first in/a: index.json: no column: not taken",
+        "in/b/index.json: something else",
+        "in/c: 2 times: odd",
+        "of nothing in particular",
+    ]
+    assert folded([]) == []

@@ -1,5 +1,6 @@
 """An import into a lake that fails: nothing of a source is left, or the report says what is."""
 
+import contextlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,11 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.helpers.bundles import copied, edited, signed
 from tests.helpers.slime_dumps import saved, training
 from trajreplay import Lake
 from trajreplay.capture.importers import ImportedSource, ImportOptions, import_files, importer_of
 from trajreplay.schema.localstore import LocalStore
 
+COUNTS = "select step_id, count(*), sum(reward) from steps group by 1 order by 1"
 OPTIONS = ImportOptions(profile="slime", group_by_position=4)
 
 
@@ -65,6 +68,27 @@ def dump(tmp_path: Path) -> Path:
     for shard in content["dp_shards"]:
         shard["num_microbatches"], shard["global_batch_sizes"] = [1, 1], [4, 4]
         shard["micro_batch_indices"] = [[0, 1], [2, 3]]
+    return saved(content, tmp_path / "run" / "train_data" / "0.pt")
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Path:
+    """A train dump of two steps on a single rank."""
+    content = training()
+    for one in content["samples"]:
+        one["data_parallel_rank"] = 0
+    places = list(range(8))
+    content["dp_shards"] = [
+        {
+            "rank": 0,
+            "data_parallel_rank": 0,
+            "sample_indices": places,
+            "partition": places,
+            "micro_batch_indices": [[0, 1, 2, 3], [4, 5, 6, 7]],
+            "num_microbatches": [1, 1],
+            "global_batch_sizes": [4, 4],
+        }
+    ]
     return saved(content, tmp_path / "run" / "train_data" / "0.pt")
 
 
@@ -164,4 +188,131 @@ def test_a_capture_that_another_program_commits_meanwhile_is_held_against_this_o
     assert mine.status == "refused"
     assert "committed by another program meanwhile, with other content" in mine.problem
     lake.refresh()
+    assert set(data_of(lake)) == named_data(lake)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("number", [2, 3])
+def test_steps_of_one_rank_that_are_left_are_whole_and_said_and_the_next_import_adds_the_others(
+    number: int, killed: bool, alone: Path, tmp_path: Path
+) -> None:
+    """No step is half there: of one rank, each step is a capture set of its own."""
+    lake, left = Lake.create(tmp_path / "lake"), number - 2
+    error = Killed() if killed else OSError(28, "No space left")
+    failing = Failing(tmp_path / "lake", "publish_if_absent", number, error)
+    if killed:
+        with pytest.raises(Killed):
+            import_files(failing, importer_of("slime"), [alone], OPTIONS)
+    else:
+        report = import_files(failing, importer_of("slime"), [alone], OPTIONS)
+        (source,) = report.sources
+        assert report.exit_code == 3
+        assert source.status == ("partial" if left else "refused")
+        assert source.captures == [("run", 0, 0, step, 0) for step in range(left)]
+        assert "Import it again" in source.hint or not left
+        assert source.samples == 4 * left
+    lake.refresh()
+    assert [one[3] for one in there(lake)] == list(range(left))
+    assert set(data_of(lake)) == named_data(lake)
+    assert lake.validate(deep=True).ok
+    for step in range(left):
+        found = lake.replay(steps=[(0, step)])
+        assert [one.verdict for one in found.cohorts] == ["pass"]
+    store = LocalStore(tmp_path / "lake")
+    (again,) = import_files(store, importer_of("slime"), [alone], OPTIONS).sources
+    assert (again.status, len(again.captures)) == ("imported", 2)
+    lake.refresh()
+    assert len(there(lake)) == 2
+    assert lake.replay().exit_code == 0
+    whole = Lake.create(tmp_path / "whole")
+    import_files(LocalStore(tmp_path / "whole"), importer_of("slime"), [alone], OPTIONS)
+    assert digests(lake) == digests(whole)
+
+
+def digests(lake: Lake) -> list[tuple[object, ...]]:
+    """What each column of each capture holds."""
+    sql = 'select rollout_id, step_id, rank, "column", digest from checksums'
+    rows = lake.sql(f'{sql} where "column" is not null').arrow().to_pylist()
+    return sorted(tuple(row.values()) for row in rows)
+
+
+def steps(folder: Path, count: int, *, of: str = "v1_healthy") -> list[Path]:
+    """Bundles of a run, one of each of so many steps; the rewards of each are its own."""
+    bundles = []
+    for step in range(count):
+        bundle = copied(of, folder / f"{step:02}")
+        place = {"actor_step_id": {"rollout_id": 7, "step_id": step}}
+        edited(bundle, "index.json", lambda tree, place=place: tree["identity"].update(place))
+        edited(bundle, "COMPLETE.0", lambda tree, place=place: tree.update(place))
+        bundles.append(signed(bundle))
+    return bundles
+
+
+def test_captures_of_many_sources_share_files_and_each_is_what_it_is_alone(tmp_path: Path) -> None:
+    bundles = steps(tmp_path / "in", 19)
+    together, single = Lake.create(tmp_path / "together"), Lake.create(tmp_path / "single")
+    for bundle in bundles:
+        single.import_files("relax-bundle", bundle)
+    report = together.import_files("relax-bundle", tmp_path / "in")
+    assert {one.status for one in report.sources} == {"imported"}
+    assert len(set(data_of(single))) == 19
+    assert len(set(data_of(together))) == 3  # of 8, 8 and 3
+    assert digests(together) == digests(single)
+    for lake in (together, single):
+        assert lake.validate(deep=True).ok
+        assert lake.replay().exit_code == 0
+    assert together.sql(COUNTS).arrow().to_pylist() == single.sql(COUNTS).arrow().to_pylist()
+    assert together.import_files("relax-bundle", tmp_path / "in").exit_code == 0
+    assert len(set(data_of(together))) == 3
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("call", ["place", "publish_if_absent"])
+@pytest.mark.parametrize("number", [1, 2, 3, 7, 11])
+def test_of_sources_that_share_a_file_each_is_there_or_not_and_the_report_says_which(
+    call: str, number: int, killed: bool, tmp_path: Path
+) -> None:
+    steps(tmp_path / "in", 10)
+    lake = Lake.create(tmp_path / "lake")
+    error = Killed() if killed else OSError(28, "No space left")
+    failing = Failing(tmp_path / "lake", call, number, error)
+    importer = importer_of("relax-bundle")
+    if not killed:
+        report = import_files(failing, importer, [tmp_path / "in"])
+        imported = [one for one in report.sources if one.status == "imported"]
+        assert all("No space left" in one.problem for one in report.sources if one.problem)
+        assert {one.status for one in report.sources} <= {"imported", "refused"}
+        assert report.exit_code == (3 if failing.calls >= number else 0)
+        lake.refresh()
+        assert there(lake) == [one.captures[0] for one in imported]
+    else:
+        with contextlib.suppress(Killed):
+            import_files(failing, importer, [tmp_path / "in"])
+    lake.refresh()
+    assert set(data_of(lake)) == named_data(lake)
+    if there(lake):
+        assert lake.validate(deep=True).ok
+        assert lake.replay().exit_code == 0
+    again = import_files(LocalStore(tmp_path / "lake"), importer, [tmp_path / "in"])
+    assert again.exit_code == 0
+    lake.refresh()
+    assert len(there(lake)) == 10
+    assert lake.replay().exit_code == 0
+
+
+def test_what_cannot_be_committed_leaves_the_sources_that_it_would_share_a_file_with(
+    tmp_path: Path,
+) -> None:
+    bundles = steps(tmp_path / "in", 3)
+    lake = Lake.create(tmp_path / "lake")
+    lake.import_files("relax-bundle", bundles[1])
+    edited(bundles[1], "index.json", lambda tree: tree["config"].update(eps_clip=0.1))
+    signed(bundles[1])
+    other = tmp_path / "in" / "99"
+    shutil.copytree(bundles[2], other)  # the same step once more: found equal
+    report = lake.import_files("relax-bundle", tmp_path / "in")
+    statuses = [one.status for one in report.sources]
+    assert statuses == ["imported", "refused", "imported", "unchanged"]
+    assert "is committed with other content" in report.sources[1].problem
+    assert len(there(lake)) == 3
     assert set(data_of(lake)) == named_data(lake)
