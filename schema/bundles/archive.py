@@ -21,6 +21,7 @@ SUFFIX = ".tar.zst"
 _MAX_FACTOR = 64  # float32 values shrink less than tenfold, masks and JSON less than this
 _MAX_SMALL_BYTES = 64 << 20
 _MAX_MEMBERS = 1_000_000
+_FILE_BYTES = 4096  # that a disk keeps of each, however short
 _MAX_DEPTH = 64
 # What may lie between two members: padding, a long name twice, and what tarfile reads ahead.
 _HEADER_BYTES = 64 << 10
@@ -133,7 +134,7 @@ def unpack(archive: Path, folder: Path) -> None:
             tarfile.open(fileobj=(bounded := _Bounded(packed)), mode="r|") as tar,
         ):
             for number, member in enumerate(tar):
-                limit -= member.size
+                limit -= member.size + _FILE_BYTES
                 if member.size < 0 or limit < 0 or number > _MAX_MEMBERS:
                     raise _odd(archive, "unpacks to far more than it is")
                 if len(member.pax_headers) > _MAX_ATTRIBUTES:
@@ -166,8 +167,8 @@ class _Bounded(io.BufferedIOBase):
 def _unpack_member(
     tar: tarfile.TarFile, member: tarfile.TarInfo, archive: Path, folder: Path
 ) -> None:
-    parts = member.name.split("/")
-    if member.name.startswith("/") or any(one in ("", ".", "..") for one in parts):
+    parts = [one for one in member.name.split("/") if one != "."]  # as `tar -cf - .` names them
+    if member.name.startswith("/") or any(one in ("", "..") for one in parts):
         raise _odd(archive, f"holds {member.name[:80]!r}, which leaves its folder")
     if len(parts) > _MAX_DEPTH:
         raise _odd(archive, f"holds {member.name[:80]!r}, more than {_MAX_DEPTH} folders deep")
@@ -179,7 +180,11 @@ def _unpack_member(
     if content is None:
         raise _odd(archive, f"holds {member.name[:80]!r}, which is no plain file")
     target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("xb") as out:
+    try:
+        out = target.open("xb")
+    except FileExistsError as error:
+        raise _odd(archive, f"holds {member.name[:80]!r} twice") from error
+    with out:
         shutil.copyfileobj(content, out)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from reprlib import Repr
 from typing import Any, TypeVar
 
-from trajreplay.schema import exact
 from trajreplay.schema.errors import DatasetError, SchemaError
 from trajreplay.schema.identity import check_id
 
@@ -90,7 +89,7 @@ class Fields:
 
     def rows(self, name: str) -> Rows:
         """A list of objects inside, to be read field by field."""
-        return Rows(self.get(name, exact.array), f"{self.where}: {name}")
+        return Rows(self.get(name, _list), f"{self.where}: {name}")
 
     def items(self) -> Iterator[tuple[str, Fields]]:
         """Every value, as an object."""
@@ -159,6 +158,12 @@ class Rows:
         except (SchemaError, ValueError, OverflowError):  # by row, which names it
             rows = range(len(values))
             return [self.row(row).get(name, read, default) for row in rows]
+
+
+def _list(value: Any) -> list[Any]:
+    if type(value) is not list:
+        raise ValueError("a list of objects")
+    return value
 
 
 def text(value: Any) -> str:

@@ -13,7 +13,7 @@ from trajreplay.schema.bundles.record import Scalars
 from trajreplay.schema.bundles.relax.seal import SealedRank
 from trajreplay.schema.bundles.tensors import TensorValue
 from trajreplay.schema.contracts import stage_named
-from trajreplay.schema.errors import DatasetError
+from trajreplay.schema.errors import DatasetError, SchemaError
 from trajreplay.schema.records import SampleRecord
 from trajreplay.schema.tables import RESPONSE_LISTS
 
@@ -38,7 +38,10 @@ def read_results(
             tensors[name] = tensor
     scalars = []
     for stage, results in one.expected.items():
-        stage_named(stage)
+        try:
+            stage_named(stage)
+        except SchemaError as error:
+            raise DatasetError(f"{one.expected.where}: {error.message}", hint=error.hint) from error
         lists: dict[str, list[float]] = {}
         plain: dict[str, float] = {}
         for name in results:

@@ -76,9 +76,14 @@ def read_samples(index: Fields, identity: Fields, major: int, prefix: str) -> li
 
 
 def _mask(value: Any) -> Values:
-    """A list of integers, or the array that a list of 0 and 1 was read as."""
-    taken: Values = value if isinstance(value, np.ndarray) else read.integers(value)
-    return taken
+    """The array that a list of 0 and 1 was read as, or an empty list; others are refused here."""
+    if isinstance(value, np.ndarray):
+        taken: Values = value
+        return taken
+    found = read.integers(value)
+    if not {0, 1}.issuperset(found):
+        raise ValueError("a list of 0 and 1")
+    return found
 
 
 def is_loss_alone(declared: Collection[str]) -> bool:

@@ -237,15 +237,16 @@ def digests(lake: Lake) -> list[tuple[object, ...]]:
 
 
 def steps(folder: Path, count: int, *, of: str = "v1_healthy") -> list[Path]:
-    """Bundles of a run, one of each of so many steps; the rewards of each are its own."""
-    bundles = []
-    for step in range(count):
-        bundle = copied(of, folder / f"{step:02}")
-        place = {"actor_step_id": {"rollout_id": 7, "step_id": step}}
-        edited(bundle, "index.json", lambda tree, place=place: tree["identity"].update(place))
-        edited(bundle, "COMPLETE.0", lambda tree, place=place: tree.update(place))
-        bundles.append(signed(bundle))
-    return bundles
+    """Bundles of a run, one of each of so many steps."""
+    return [at_step(copied(of, folder / f"{step:02}"), step) for step in range(count)]
+
+
+def at_step(bundle: Path, step: int) -> Path:
+    """The same bundle as that of another step."""
+    place = {"actor_step_id": {"rollout_id": 7, "step_id": step}}
+    edited(bundle, "index.json", lambda tree: tree["identity"].update(place))
+    edited(bundle, "COMPLETE.0", lambda tree: tree.update(place))
+    return signed(bundle)
 
 
 def test_captures_of_many_sources_share_files_and_each_is_what_it_is_alone(tmp_path: Path) -> None:

@@ -355,6 +355,16 @@ def twice(tar: tarfile.TarFile) -> None:
     add(tar, "x")
 
 
+def again(tar: tarfile.TarFile) -> None:
+    add(tar, "x")
+    add(tar, "./x")
+
+
+def many(tar: tarfile.TarFile) -> None:
+    for number in range(20_000):
+        add(tar, f"x{number}", 0)
+
+
 def attributes(tar: tarfile.TarFile) -> None:
     for number in range(100):
         add(tar, f"x{number}", pax_headers={f"a{one}": "" for one in range(number)})
@@ -365,7 +375,9 @@ HOSTILE: dict[str, tuple[Member, str]] = {
     "an absolute path": (lambda tar: add(tar, "/tmp/x"), "leaves its folder"),
     "a link": (lambda t: add(t, "x", 0, type=tarfile.SYMTYPE, linkname="/etc"), "no plain file"),
     "a device": (lambda tar: add(tar, "x", 0, type=tarfile.CHRTYPE), "no plain file"),
-    "the same twice": (twice, "is no .tar.zst file"),
+    "the same twice": (twice, "holds 'x' twice"),
+    "the same by another name": (again, "holds './x' twice"),
+    "many empty files": (many, "far more than it is"),
     "a bomb": (lambda tar: add(tar, "x", 80 << 20), "far more than it is"),
     "a long header": (
         lambda tar: add(tar, "x", pax_headers={"a": "b" * (1 << 20)}),
@@ -413,3 +425,16 @@ def test_what_a_stranger_put_for_the_size_is_not_taken(
     exported(lake, tmp_path / "out", sample(0), producer=producer)
     (index,) = (tmp_path / "out").rglob("index.json")
     assert json.loads(index.read_text())["identity"]["rank"]["dp"] == 1
+
+
+def test_an_archive_that_was_packed_inside_its_folder_is_read(tmp_path: Path) -> None:
+    """As `tar -cf - . | zstd` does, which begins every name with a dot."""
+    archive = tmp_path / "a.tar.zst"
+    with (
+        pa.OSFile(str(archive), "wb") as file,
+        pa.CompressedOutputStream(file, "zstd") as packed,
+        tarfile.open(fileobj=packed, mode="w|") as tar,
+    ):
+        tar.add(CASES / "v1_cohort_complete", ".")
+    with Lake.of_files(archive) as lake:
+        assert lake.replay().exit_code == 0

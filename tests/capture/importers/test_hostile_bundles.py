@@ -3,7 +3,7 @@
 import copy
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.bundles import CASES, copied, signed
+from tests.helpers.bundles import CASES, copied, edited, signed
 from tests.helpers.dumps import NEMO_RL
 from trajreplay import CaptureError, Lake
 from trajreplay.capture.importers import import_files, importer_of, recognise
@@ -126,3 +126,46 @@ def test_ranks_are_a_cohort_where_they_are_bundles_or_signed(
             (bundle / f"rank-{rank}").mkdir()
     for path in (tmp_path, bundle / "rank-1"):
         assert list(importer_of("relax-bundle").find(path)) == [bundle]
+
+
+def _of_sample(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda tree: tree["samples"][0].update({name: value})
+
+
+MESSAGES: dict[str, tuple[str, Any, str]] = {
+    "a mask of 2": (
+        "index.json",
+        _of_sample("loss_mask", [2, 1]),
+        "samples[0]: loss_mask is [2, 1], expected a list of 0 and 1",
+    ),
+    "a mask below": (
+        "index.json",
+        _of_sample("loss_mask", [-1, 1]),
+        "samples[0]: loss_mask is [-1, 1], expected a list of 0 and 1",
+    ),
+    "samples that are none": (
+        "index.json",
+        lambda tree: tree.update(samples={}),
+        "index.json: samples is {}, expected a list of objects",
+    ),
+    "a stage that is none": (
+        "expected.json",
+        lambda tree: tree.update({"loss.odd": {"x": 1}}),
+        "expected.json: unknown stage 'loss.odd'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+@pytest.mark.parametrize("case", ["v1_healthy", "v2_healthy"])
+def test_a_problem_is_told_with_its_file_and_what_was_expected(
+    case: str, name: str, tmp_path: Path
+) -> None:
+    file, edit, message = MESSAGES[name]
+    bundle = copied(case, tmp_path)
+    edited(bundle, file, edit)
+    signed(bundle)
+    (source,) = import_files(None, importer_of("relax-bundle"), [bundle]).sources
+    assert source.status == "refused"
+    assert message in source.problem
+    assert source.problem.startswith(str(bundle))
