@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Self
 
-from trajreplay.capture.importers.report import IMPORTED, PARTIAL, UNCHANGED, ImportedSource
+from trajreplay.capture.importers.report import IMPORTED, PARTIAL, UNCHANGED
+from trajreplay.capture.importers.source import Source
 from trajreplay.schema.canonical import MAX_BYTES
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.entry_codec import load_entry, same_content
@@ -16,49 +13,10 @@ from trajreplay.schema.errors import CaptureError, TrajReplayError
 from trajreplay.schema.identity import CaptureKey
 from trajreplay.schema.layout import entry_path
 from trajreplay.schema.store import Store, now_us
-from trajreplay.writer.commit import Prepared, entry_bytes, existing_entry
+from trajreplay.writer.commit import entry_bytes, existing_entry
 from trajreplay.writer.sharing import FILE_BYTES, FILE_CAPTURES, SharedFiles
 
-_AHEAD = 2  # sources that are read and not yet written
 _AGAIN = "Import it again once the lake can be written: what is there stays, and the rest is added."
-
-
-@dataclass
-class Source:
-    """One source, read and checked whole.
-
-    Args:
-        result: What the report will say of it.
-        counts: Samples and tokens of each of its captures.
-        prepare: Lays its captures out, in the order in which they become visible.
-    """
-
-    result: ImportedSource
-    counts: dict[CaptureKey, tuple[int, int]] = field(default_factory=dict)
-    prepare: Callable[[], list[Prepared]] = list
-
-    def tell(self, keys: Collection[CaptureKey] | None = None) -> None:
-        """Say in the report which captures were taken: all of them, or those given."""
-        result = self.result
-        for key, (samples, tokens) in self.counts.items():
-            if keys is None or key in keys:
-                place = key.run_id, key.attempt, key.rollout_id, key.step_id, key.rank
-                result.captures.append(place)
-                result.samples += samples
-                result.tokens += tokens
-
-    def fail(self, error: TrajReplayError | OSError, store: Store) -> None:
-        """Say in the report why nothing of it was taken."""
-        told = not_writable(store, error) if isinstance(error, OSError) else error
-        self.result.problem, self.result.hint = told.message, told.hint
-
-
-def not_writable(store: Store, error: OSError) -> CaptureError:
-    """What to say where a lake cannot be written."""
-    return CaptureError(
-        f"{store} cannot be written: {error}",
-        hint="Make room, or make the folder writable, and import it again.",
-    )
 
 
 @dataclass
@@ -91,13 +49,9 @@ class Committing:
 
     def add(self, source: Source) -> None:
         """Write the data of a source; it is visible after `flush` at the latest."""
-        try:
-            captures = source.prepare()
-        except (TrajReplayError, OSError) as error:
-            source.fail(error, self._store)
+        captures = source.laid_out(self._store)
+        if captures is None:
             return
-        finally:
-            source.prepare = list  # what it was read into is needed no more
         size = sum(one.value_bytes for one in captures)
         full = len(self._keys) + len(captures) > FILE_CAPTURES
         twice = not self._keys.isdisjoint(source.counts)
@@ -106,8 +60,6 @@ class Committing:
         try:
             there = [existing_entry(self._store, one.entry) for one in captures]
             missing = [one for one, found in zip(captures, there, strict=True) if found is None]
-            for one in missing:
-                entry_bytes(one.entry)
         except (TrajReplayError, OSError) as error:
             source.fail(error, self._store)
             return
@@ -154,15 +106,18 @@ class Committing:
             named: Files that a visible entry names; those of its entries are added.
         """
         source, there = one.source, one.known
+        entry = None
         try:
-            for entry in entries:
-                if self._created(entry):
+            dated = [replace(entry, created_us=now_us()) for entry in entries]
+            contents = [entry_bytes(entry) for entry in dated]  # one too large refuses them all
+            for entry, content in zip(dated, contents, strict=True):
+                if self._created(entry, content):
                     named.update(file.path for file in entry.files)
                 there.add(entry.key)
         except (TrajReplayError, OSError) as error:
             source.fail(error, self._store)
             # A reply may be lost once the name was given.
-            if not isinstance(error, TrajReplayError) and self._holds(entry):
+            if entry and isinstance(error, OSError) and self._holds(entry):
                 named.update(file.path for file in entry.files)
                 there.add(entry.key)
             if there:
@@ -172,11 +127,10 @@ class Committing:
             source.result.status = IMPORTED
             source.tell()
 
-    def _created(self, entry: Entry) -> bool:
+    def _created(self, entry: Entry, content: bytes) -> bool:
         """Publish an entry; whether no other program had published an equal one."""
-        entry = replace(entry, created_us=now_us())
         path = entry_path(entry.key)
-        if self._store.publish_if_absent(path, entry_bytes(entry)):
+        if self._store.publish_if_absent(path, content):
             return True
         if not same_content(load_entry(self._store.read(path, MAX_BYTES), path), entry):
             raise CaptureError(
@@ -209,41 +163,3 @@ class Committing:
     def _begin(self) -> None:
         self._files = SharedFiles(self._store)
         self._waiting, self._keys, self._size = [], set(), 0
-
-
-class CommittingBehind:
-    """Commits sources by a thread, so that others are read meanwhile.
-
-    All that were added are committed when the block is left; on an error in it, or one that is no
-    fault of a source, those whose data is not in place leave nothing.
-
-    Args:
-        store: The lake.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self._committing = Committing(store)
-        self._thread = ThreadPoolExecutor(1, "trajreplay-import")
-        self._added: deque[Future[None]] = deque()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        done = False
-        try:
-            if kind is None:
-                while self._added:
-                    self._added.popleft().result()
-                self._thread.submit(self._committing.flush).result()
-                done = True
-        finally:
-            self._thread.shutdown(cancel_futures=True)
-            if not done:
-                self._committing.abandon()
-
-    def add(self, source: Source) -> None:
-        """Hand a source over; waits while too many are read and not yet written."""
-        self._added.append(self._thread.submit(self._committing.add, source))
-        if len(self._added) > _AHEAD:
-            self._added.popleft().result()

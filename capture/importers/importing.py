@@ -8,15 +8,13 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
+from trajreplay.capture.importers.behind import CommittingBehind
 from trajreplay.capture.importers.building import EventBlock, builders_of
-from trajreplay.capture.importers.committing import (
-    CommittingBehind,
-    Source,
-)
 from trajreplay.capture.importers.foreign import unfit
 from trajreplay.capture.importers.named import NamedPath, named
 from trajreplay.capture.importers.registry import Importer, ImportOptions, refuse_objects
 from trajreplay.capture.importers.report import CHECKED, ImportedSource, ImportReport
+from trajreplay.capture.importers.source import Source
 from trajreplay.schema.bundles.folder import noting_reads
 from trajreplay.schema.bundles.record import CaptureRecord, EventRecord
 from trajreplay.schema.entry_codec import decode_all, load_entry
