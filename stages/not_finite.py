@@ -26,6 +26,7 @@ class NotFinite:
         value: The first one: on a trained token before one under the mask, which does no harm.
         sample_id: Its sample.
         token: Its position in the response; None for a value a sample.
+        row: The row of that sample in its table.
     """
 
     column: str
@@ -34,6 +35,7 @@ class NotFinite:
     value: float
     sample_id: str
     token: int | None
+    row: int
 
     @property
     def where(self) -> str:
@@ -85,7 +87,7 @@ class Samples:
             if not len(odd) or masked:
                 return None
             value, row = column[int(odd[0])].as_py(), int(odd[0])
-            return NotFinite(name, len(odd), len(odd), float(value), self._id(row), None)
+            return NotFinite(name, len(odd), len(odd), float(value), self._id(row), None, row)
         values = packed_values(column).numpy()
         odd = (~np.isfinite(values)).nonzero()[0]
         if not len(odd):
@@ -105,7 +107,8 @@ class Samples:
         trained = is_trained.nonzero()[0]
         at = int(trained[0]) if len(trained) else 0
         value, row = values[odd[at]], int(rows[at])
-        return NotFinite(name, len(odd), len(trained), float(value), self._id(row), int(tokens[at]))
+        place = self._id(row), int(tokens[at]), row
+        return NotFinite(name, len(odd), len(trained), float(value), *place)
 
     def _id(self, row: int) -> str:
         return str(self._table["sample_id"][row].as_py())

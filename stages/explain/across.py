@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -159,7 +159,7 @@ def _cluster(
         first.first.known_as if first.first else "",
         tuple(dict.fromkeys(one.cohort for one in found)),
         max(len(judged), len(diverged)),
-        _when(judged, diverged, found, stage),
+        _when(judged, diverged, found, stage, explained.weights),
         first.text,
         bool(first.told),
         first.warns,
@@ -189,6 +189,7 @@ def _when(
     diverged: set[Cohort],
     found: Sequence[Explanation],
     stage: str,
+    weights: Mapping[Cohort, int | None],
 ) -> str:
     places = [_place(one) for one in judged]
     hit = [place in diverged for place in places]
@@ -204,10 +205,12 @@ def _when(
             place.attempt < start.attempt for place in places[: hit.index(True)]
         )
         when = f"since the restart as attempt {start.attempt}" if restarted else f"since {where}"
+    elif (version := _since(places, diverged, weights)) is not None:
+        when = f"since weight version {version}, first at {where}"
     else:
         when = f"now and then, first at {where}"
     versions = found[0].weights
-    if versions is not None and when != "always":
+    if versions is not None and when != "always" and "weight version" not in when:
         when += f" (weight version {versions})"
     results = [
         result
@@ -224,3 +227,17 @@ def _when(
         noun = "rank" if len(ranks) == 1 else "ranks"
         when += f", at {noun} {', '.join(map(str, sorted(ranks)))}"
     return when
+
+
+def _since(
+    places: Sequence[Cohort], diverged: set[Cohort], weights: Mapping[Cohort, int | None]
+) -> int | None:
+    """The weights from which on every cohort diverged, and none before; None of no such ones."""
+    by_hit: tuple[list[int], list[int]] = ([], [])
+    for place in places:
+        version = weights.get(place)
+        if version is None:
+            return None
+        by_hit[place in diverged].append(version)
+    before, hit = by_hit
+    return min(hit) if hit and before and max(before) < min(hit) else None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from trajreplay.query import Cohort
 from trajreplay.schema.contracts import STAGE_OF_COLUMN
@@ -15,7 +16,8 @@ from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.not_finite import NotFinite, Samples, harmful_columns
 from trajreplay.stages.report import json_float
 
-# Columns in the order in which a training makes them; any other comes after these.
+# Columns in the order in which a training makes them; any other comes after these, and scalars of
+# a stage after its columns.
 _ORDER = (
     "raw_reward",
     "greedy_reward",
@@ -37,6 +39,13 @@ _ORDER = (
     "values",
     "log_prob_gradients",
 )
+_Place = tuple[str, str, float, str | None, int | None, bool]
+_LAST_OF = {
+    "reward.raw": "greedy_reward",
+    "reward.post_process": "reward",
+    "advantage.kl": "kl",
+    "advantage.estimate": "returns",
+}
 
 
 @dataclass(frozen=True)
@@ -98,7 +107,7 @@ class FirstNonFinite:
 
 
 def first_non_finite(cohort: LoadedCohort, place: Cohort) -> FirstNonFinite | None:
-    """Look for the earliest NaN or infinity of a cohort, in columns and then in scalars.
+    """Look for the earliest NaN or infinity of a cohort: by stage, column, sample and token.
 
     What a declared stage reads or writes comes before what none does, and what is no part of the
     arithmetic where it is not finite, as a missing reward may be, is left out.
@@ -110,34 +119,77 @@ def first_non_finite(cohort: LoadedCohort, place: Cohort) -> FirstNonFinite | No
     used = {name for one in cohort.abilities.values() for name in (*one.reads, *one.writes)}
     names = [one for one in _ORDER if one in harmful]
     names += [one for one in harmful if one not in names]
-    by_column = {name: list(_in(samples, name)) for name in names}
+    by_column = {name: _in(samples, name) for name in names}
     spread = {name: sum(one.count for one in odd) for name, odd in by_column.items() if odd}
     found = sorted(
         (one for odd in by_column.values() for one in odd), key=lambda one: one.column not in used
     )
     masked = [one for one in found if one.masked]
-    first: tuple[str, str, float, str | None, int | None, bool] | None = None
+    places: list[tuple[tuple[bool, float], _Place]] = []
+    place_of: _Place
     if found:
         lead = found[0]
         stage = STAGE_OF_COLUMN.get(lead.column, "sample")
-        first = lead.column, stage, lead.value, lead.sample_id, lead.token, lead.masked
-    for entry in cohort.owners:
-        for output in entry.outputs:
-            values = [output.value] if output.values is None else list(output.values)
-            bad = [value for value in values if value is not None and not np.isfinite(value)]
-            if bad:
-                spread[output.field] = spread.get(output.field, 0) + len(bad)
-                first = first or (output.field, output.stage, bad[0], None, None, False)
-    if first is None:
+        place_of = lead.column, stage, lead.value, lead.sample_id, lead.token, lead.masked
+        places.append(((lead.column not in used, _turn(lead.column)), place_of))
+    for scalar in _scalars(cohort, held):
+        spread[scalar.field] = spread.get(scalar.field, 0) + scalar.values
+        place_of = scalar.field, scalar.stage, scalar.value, scalar.sample_id, None, False
+        last = _LAST_OF.get(scalar.stage)
+        turn = len(_ORDER) + 1.0 if last is None else _turn(last) + 0.5
+        places.append(((scalar.stage not in cohort.abilities, turn), place_of))
+    if not places:
         return None
+    _, first = min(places, key=lambda one: one[0])
     trained = next((one for one in found if not one.masked), None)
     return FirstNonFinite(place, *first, spread, trained, masked[0] if masked else None)
 
 
-def _in(samples: Iterable[Samples], name: str) -> Iterable[NotFinite]:
-    """What is not finite in a column: of trained tokens and of those under the mask, each once."""
-    for one in samples:
-        for masked in (True, False):
-            odd = one.not_finite(name, masked=masked)
-            if odd is not None:
-                yield odd
+def _turn(column: str) -> float:
+    return float(_ORDER.index(column) if column in _ORDER else len(_ORDER))
+
+
+class _Scalar(NamedTuple):
+    """A recorded scalar, or one a sample, that is not finite: how many, and the first."""
+
+    stage: str
+    field: str
+    values: int
+    value: float
+    sample_id: str | None
+
+
+def _scalars(cohort: LoadedCohort, held: Sequence[pa.Table]) -> Iterator[_Scalar]:
+    for entry in cohort.owners:
+        for one in entry.outputs:
+            values = [one.value] if one.values is None else list(one.values)
+            bad = [
+                (row, value)
+                for row, value in enumerate(values)
+                if value is not None and not np.isfinite(value)
+            ]
+            if bad:
+                row, value = bad[0]
+                sample_id = None if one.values is None else _sample_at(held, entry.key.rank, row)
+                yield _Scalar(one.stage, one.field, len(bad), value, sample_id)
+
+
+def _sample_at(held: Sequence[pa.Table], rank: int, row: int) -> str | None:
+    """The sample of a row of a capture."""
+    for table in held:
+        mine = (table["rank"].to_numpy() == rank) & (table["row"].to_numpy() == row)
+        if mine.any():
+            return str(table["sample_id"][int(mine.argmax())].as_py())
+    return None
+
+
+def _in(samples: Sequence[Samples], name: str) -> list[NotFinite]:
+    """What is not finite in a column: of trained tokens and of those under the mask, in order."""
+    found = [
+        (number, odd)
+        for number, one in enumerate(samples)
+        for masked in (True, False)
+        if (odd := one.not_finite(name, masked=masked)) is not None
+    ]
+    found.sort(key=lambda one: (one[0], one[1].row, one[1].token or 0))
+    return [odd for _, odd in found]

@@ -45,8 +45,22 @@ def explain_raw_rewards(
             torch.from_numpy(block.packed.ranks.copy()),
         )
         found = explain_column(given, STAGE, place, faults)
+        odd = ~(used - origin).isfinite()
+        if bool(odd.any()) and not found.hypotheses:
+            _without_numbers(found, used - origin, odd)
         if found.differ:
             yield found
+
+
+def _without_numbers(found: Explanation, gap: Tensor, odd: Tensor) -> None:
+    """Say of values that are no numbers that they are none: they differ by no number."""
+    rest = gap[~odd].abs()
+    found.misses_by = float(rest.max()) if len(rest) else 0.0
+    if not found.misses_by:
+        found.note = (
+            f"no known fault: {int(odd.sum())} of {len(odd)} raw rewards, or what was recorded "
+            "beside them, are not finite, and the others agree"
+        )
 
 
 def _origins(block: Block, used: Tensor) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 from trajreplay.query import Catalog, Cohort, Selection, select
@@ -43,6 +42,8 @@ class Explained:
         non_finite: Of diverged cohorts that hold NaN or infinities, where the first one entered.
         rounded: Stages that differ, and by no more than dtype and reduction order explain.
         not_loaded: Why faults of installed packages were not tried at all.
+        weights: The newest weights that sampled each cohort, of runs of which something is
+            explained.
     """
 
     report: Report
@@ -50,6 +51,7 @@ class Explained:
     non_finite: list[FirstNonFinite] = field(default_factory=list)
     rounded: list[Rounded] = field(default_factory=list)
     not_loaded: tuple[str, ...] = ()
+    weights: dict[Cohort, int | None] = field(default_factory=dict)
 
     def of(self, cohort: CohortReport) -> list[Explanation]:
         """What is known of one cohort of the report."""
@@ -123,7 +125,7 @@ def explain(
     explained.explanations += _rest(report, whole, faults, handed, explained.explanations)
     explained.explanations += _findings(report, "warning", faults)
     explained.explanations.sort(key=lambda one: one.cohort.order)
-    _set_weights(explained.explanations, whole)
+    _set_weights(explained, whole)
     return explained
 
 
@@ -139,12 +141,17 @@ def _of_no_numbers(report: CohortReport | None, stage: str) -> str:
     )
 
 
-def _set_weights(found: Sequence[Explanation], whole: WholeCohorts) -> None:
-    """Say which weights sampled the cohorts of explanations, those of one beside each other."""
-    for place, of_one in groupby(found, key=lambda one: one.cohort):
-        weights = whole.newest_weights(place)
-        for one in of_one:
-            one.weights = weights
+def _set_weights(explained: Explained, whole: WholeCohorts) -> None:
+    """Say which weights sampled the cohorts of explanations, and those beside them."""
+    known = explained.weights
+    for one in explained.explanations:
+        if one.cohort not in known:
+            known[one.cohort] = whole.newest_weights(one.cohort)
+        one.weights = known[one.cohort]
+    runs = {place.run_id for place, weights in known.items() if weights is not None}
+    for place in map(_place, explained.report.cohorts):
+        if place.run_id in runs and place not in known:
+            known[place] = whole.newest_weights(place)
 
 
 def _findings(report: Report, severity: str, faults: Sequence[Fault]) -> Iterator[Explanation]:

@@ -81,6 +81,28 @@ def test_when_an_explanation_holds_is_said_with_the_weights_of_its_first_cohort(
     assert said.told == checked
 
 
+@pytest.mark.parametrize(
+    ("versions", "wrong", "when"),
+    [
+        ((10, 10, 12, 10, 12, 12), {12}, "since weight version 12, first at rollout 2"),
+        ((10, 13, 12, 10, 11, 12), {12, 13}, "since weight version 12, first at rollout 1"),
+        ((10, 13, 12, 10, 12, 12), {12}, "now and then, first at rollout 2 (weight version 12)"),
+        # Of what is not recorded, the weights may be any.
+        ((10, None, 12, 10, 12, 12), {12}, "now and then, first at rollout 2 (weight version 12)"),
+    ],
+)
+def test_what_begins_with_a_weight_version_is_said_where_cohorts_of_others_lie_between(
+    lake: Lake, versions: tuple[int | None, ...], wrong: set[int], when: str
+) -> None:
+    for rollout, version in enumerate(versions):
+        samples = drawn(_UNDIVIDED if version in wrong else WAY, rollout_id=rollout)
+        for one in samples:
+            one.weight_versions = None if version is None else [(0, one.length, version)]
+        write_rollout(lake, samples, WAY, settings=WAY.full, stages=SCORED)
+    (found,) = clusters(lake.explain())
+    assert found.when == when
+
+
 def test_what_a_handoff_changed_is_said_with_the_weights_of_its_rollout(lake: Lake) -> None:
     for rollout in range(3):
         samples = drawn(rollout_id=rollout)

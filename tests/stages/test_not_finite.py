@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.cli import run
-from tests.helpers.cohorts import ROLLOUT_COLUMNS, rank_sums
+from tests.helpers.cohorts import ROLLOUT_COLUMNS, Expected, rank_sums
 from tests.helpers.scenes import WAY, drawn, halves, write_rollout, write_whole
 from tests.helpers.trainer import Trainer
 from trajreplay import Lake, with_changes
@@ -115,3 +115,59 @@ def test_a_missing_reward_that_is_legal_is_not_where_it_began(lake: Lake) -> Non
     write_rollout(lake, samples, settings=settings, stages=stages)
     (first,) = lake.explain().non_finite
     assert (first.column, first.sample_id) == ("reward", "s-5")
+
+
+@pytest.mark.parametrize(
+    ("trained", "masked"), [((0, 0), (4, 3)), ((5, 0), (4, 3)), ((4, 4), (4, 3)), ((4, 2), (4, 3))]
+)
+def test_the_first_of_a_column_is_that_of_the_first_sample_and_token(
+    lake: Lake, trained: tuple[int, int], masked: tuple[int, int]
+) -> None:
+    samples = drawn()
+    for row, token in (trained, masked):
+        samples[row].columns["old_log_probs"][token] = torch.nan
+    assert [samples[row].mask[token] for row, token in (trained, masked)] == [1, 0]
+    write_whole(lake, samples)
+    (first,) = lake.explain().non_finite
+    row, token = min(trained, masked)
+    assert (first.column, first.sample_id, first.token) == ("old_log_probs", f"s-{row}", token)
+    assert first.masked == ((row, token) == masked)
+    for one, (row, token) in ((first.trained, trained), (first.under_mask, masked)):
+        assert one is not None
+        assert (one.sample_id, one.token) == (f"s-{row}", token)
+        assert f"of s-{row} token {token}" in first.text
+
+
+@pytest.mark.parametrize("row", [0, 3, 5])
+def test_a_value_beside_a_raw_reward_that_is_no_number_is_of_its_sample(
+    lake: Lake, row: int
+) -> None:
+    """It comes before columns of later stages, and differs by no number."""
+    samples = drawn()
+    samples[1].columns["log_probs"][0] = torch.nan
+    shares = halves(samples)
+    losses = rank_sums(Trainer(WAY), shares)
+    number = {one.sample_id: at for at, one in enumerate(samples)}
+    expected = {
+        rank: [
+            Expected(
+                {
+                    "raw_rewards": [
+                        torch.nan if number[one.sample_id] == row else one.raw_reward for one in own
+                    ]
+                },
+                {"scope": "sample"},
+                "reward.raw",
+            ),
+            *losses[rank],
+        ]
+        for rank, own in shares.items()
+    }
+    write_whole(lake, shares, expected=expected)
+    found = lake.explain()
+    (first,) = found.non_finite
+    assert (first.column, first.stage, first.sample_id) == ("raw_rewards", "reward.raw", f"s-{row}")
+    assert f"raw_rewards of s-{row} (NaN)" in first.text
+    (raw,) = [one for one in found.explanations if one.stage == "reward.raw"]
+    assert "1 of 8 raw rewards, or what was recorded beside them, are not finite" in raw.text
+    assert "nan" not in raw.text
