@@ -204,7 +204,9 @@ class Draw:
             "teacher_log_probs": base + normal(0.0, 0.3, count),
         }
         values = {name: np.minimum(one, -0.01) for name, one in values.items()}
-        if self.short.random() < 0.25:
+        # Of tokens so far apart a rejection may leave a group without any, whose mean is a NaN.
+        rejects = bool(settings.loss.rejection) or settings.loss.veto is not None
+        if self.short.random() < 0.25 and not rejects:
             decide(values, [one.length for one in samples], self.short)
         values |= {
             "entropy": np.abs(normal(0.5, 0.5, count)),
