@@ -155,7 +155,7 @@ def faults() -> str:
 
 def metrics() -> str:
     """The metrics that are recomputed where a training logs them."""
-    from trajreplay.stages.contract_checks.metrics import METRICS
+    from trajreplay.stages.contract_checks.definitions import METRICS
 
     return table(
         ("metric", "is", "reads"),

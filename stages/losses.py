@@ -13,7 +13,8 @@ from trajreplay.schema.policy import Tolerance
 from trajreplay.stages.block import Block
 from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.compare import Compared, Look, compare_elements, compare_scalar
-from trajreplay.stages.contract_checks.metrics import METRICS, audited
+from trajreplay.stages.contract_checks.definitions import METRICS
+from trajreplay.stages.contract_checks.metrics import audited
 from trajreplay.stages.coverage import POLICY, judge_coverage, name_unstated_terms
 from trajreplay.stages.gradients import judge_gradients
 from trajreplay.stages.kernels import scatter_sum_error

@@ -12,7 +12,7 @@ from trajreplay.schema.identity import ParallelCoordinates
 from trajreplay.schema.settings import Settings
 from trajreplay.schema.tables import GRADIENTS, OWN_LENGTH, SAMPLE_TABLES
 from trajreplay.stages.capability import Ability, ability, not_read, reused_ability
-from trajreplay.stages.contract_checks import CHECKED
+from trajreplay.stages.contract_checks import CHECKED, columns_of_metrics
 from trajreplay.stages.plugins import Plugin
 from trajreplay.stages.report import StageResult
 from trajreplay.stages.scoring import SCORED
@@ -97,7 +97,9 @@ class Recipes:
         odd = frozenset(
             name for file in files for name, seal in file.columns.items() if seal.non_finite != 0
         )
-        batches = any(one.scope == "micro_batch" for entry in owners for one in entry.outputs)
+        outputs = [one for entry in owners for one in entry.outputs]
+        batches = any(one.scope == "micro_batch" for one in outputs)
+        logged = frozenset(one.field for one in outputs)
         widest = max((entry.parallel for entry in owners), key=lambda one: one.context_size)
         contracts = tuple(lead.contracts.values())
         shape = (
@@ -108,10 +110,11 @@ class Recipes:
             held,
             odd,
             batches,
+            logged,
             given,
         )
         if shape not in self._known:
-            made = self._make(captures.kind, lead, widest, held, odd, batches, given)
+            made = self._make(captures.kind, lead, widest, held, odd, (batches, logged), given)
             self._known[shape] = lead.settings, made  # what is kept keeps its id
         return self._known[shape][1]
 
@@ -122,9 +125,10 @@ class Recipes:
         widest: ParallelCoordinates,
         held: frozenset[str],
         odd: frozenset[str],
-        batches: bool,
+        scalars: tuple[bool, frozenset[str]],
         given: frozenset[str] | None,
     ) -> Recipe:
+        batches, logged = scalars
         table = SAMPLE_TABLES[kind]
         # Values of the critic before its update may be those of the rollout, never newer ones.
         abilities, results = self._choose(lead, widest, held | ((given or set()) & {"old_values"}))
@@ -152,7 +156,8 @@ class Recipes:
             if name in table and table[name].is_floating and name not in read
         )
         wanted = dict.fromkeys([*names, *sorted(reads | writes), *optional, *unread])
-        wanted |= dict.fromkeys(CHECKED if "sample" in abilities else ())
+        if "sample" in abilities:
+            wanted |= dict.fromkeys((*CHECKED, *columns_of_metrics(logged, abilities)))
         if self._reward is not None and "reward.raw" in abilities:
             wanted |= dict.fromkeys(SCORED)
         if self._everything:

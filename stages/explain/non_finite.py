@@ -132,7 +132,7 @@ def first_non_finite(cohort: LoadedCohort, place: Cohort) -> FirstNonFinite | No
         stage = STAGE_OF_COLUMN.get(lead.column, "sample")
         place_of = lead.column, stage, lead.value, lead.sample_id, lead.token, lead.masked
         places.append(((lead.column not in used, _turn(lead.column)), place_of))
-    for scalar in _scalars(cohort, held):
+    for scalar in _scalars(cohort):
         spread[scalar.field] = spread.get(scalar.field, 0) + scalar.values
         place_of = scalar.field, scalar.stage, scalar.value, scalar.sample_id, None, False
         last = _LAST_OF.get(scalar.stage)
@@ -159,7 +159,7 @@ class _Scalar(NamedTuple):
     sample_id: str | None
 
 
-def _scalars(cohort: LoadedCohort, held: Sequence[pa.Table]) -> Iterator[_Scalar]:
+def _scalars(cohort: LoadedCohort) -> Iterator[_Scalar]:
     for entry in cohort.owners:
         for one in entry.outputs:
             values = [one.value] if one.values is None else list(one.values)
@@ -170,26 +170,24 @@ def _scalars(cohort: LoadedCohort, held: Sequence[pa.Table]) -> Iterator[_Scalar
             ]
             if bad:
                 row, value = bad[0]
-                sample_id = None if one.values is None else _sample_at(held, entry.key.rank, row)
+                sample_id = (
+                    None if one.values is None else _sample_at(cohort.table, entry.key.rank, row)
+                )
                 yield _Scalar(one.stage, one.field, len(bad), value, sample_id)
 
 
-def _sample_at(held: Sequence[pa.Table], rank: int, row: int) -> str | None:
+def _sample_at(table: pa.Table, rank: int, row: int) -> str | None:
     """The sample of a row of a capture."""
-    for table in held:
-        mine = (table["rank"].to_numpy() == rank) & (table["row"].to_numpy() == row)
-        if mine.any():
-            return str(table["sample_id"][int(mine.argmax())].as_py())
-    return None
+    mine = (table["rank"].to_numpy() == rank) & (table["row"].to_numpy() == row)
+    return str(table["sample_id"][int(mine.argmax())].as_py()) if mine.any() else None
 
 
 def _in(samples: Sequence[Samples], name: str) -> list[NotFinite]:
     """What is not finite in a column: of trained tokens and of those under the mask, in order."""
     found = [
-        (number, odd)
-        for number, one in enumerate(samples)
+        odd
+        for one in samples
         for masked in (True, False)
         if (odd := one.not_finite(name, masked=masked)) is not None
     ]
-    found.sort(key=lambda one: (one[0], one[1].row, one[1].token or 0))
-    return [odd for _, odd in found]
+    return sorted(found, key=lambda one: (one.row, one.token or 0))

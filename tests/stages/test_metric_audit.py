@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from tests.helpers.cohorts import STEP_COLUMNS, Expected, rank_sums
 from tests.helpers.scenes import WAY, drawn, write_step, write_whole
 from tests.helpers.trainer import Sample, Trainer
 from trajreplay import Lake, with_changes
-from trajreplay.stages.contract_checks.metrics import METRICS
+from trajreplay.stages.contract_checks.definitions import INSPECTED, METRICS
 
 DUAL, BOUNDS = 1.3, (0.8, 1.1)
 SETTINGS = {
@@ -28,8 +28,19 @@ SETTINGS = {
 _TOTALS = {"ratio_max": max, "ratio_min": min, "sampler_ratio_max": max, "sampler_ratio_min": min}
 
 
-def _token(name: str, now: float, then: float, sampler: float, advantage: float) -> float:
+def _token(
+    name: str, now: float, then: float, sampler: float, advantage: float, entropy: float
+) -> float:
     """One token's value of a metric, by its definition in plain floats."""
+    if name == "entropy_loss":
+        return entropy
+    if name == "ppo_kl":
+        return then - now
+    if name == "pg_clipfrac":
+        high = 1.0 + (WAY.eps_clip if WAY.eps_clip_high is None else WAY.eps_clip_high)
+        ratio = math.exp(now - then)
+        bound = ratio > high if advantage > 0 else ratio < 1.0 - WAY.eps_clip
+        return 1.0 if advantage and bound else 0.0
     if name in ("ratio_mean", "ratio_max", "ratio_min"):
         return math.exp(now - then)
     if name == "approx_kl":
@@ -46,35 +57,64 @@ def _token(name: str, now: float, then: float, sampler: float, advantage: float)
     return weight
 
 
+def _values(name: str, one: Sample, old: str = "old_log_probs") -> list[float]:
+    """A metric at the trained tokens of a sample."""
+    columns = {key: values.double().tolist() for key, values in one.columns.items()}
+    then = columns["old_log_probs" if name.startswith("sampler") else old]
+    places = zip(
+        columns["log_probs"],
+        then,
+        columns["rollout_log_probs"],
+        columns["advantages"],
+        columns["entropy"],
+        one.mask,
+        strict=True,
+    )
+    return [_token(name, *place) for *place, trained in places if trained]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
 def _logged(
     name: str, samples: Sequence[Sample], *, old: str = "old_log_probs", by: str = "token"
 ) -> float:
-    """A metric over the trained tokens of samples."""
-    per_sample: list[list[float]] = []
-    for one in samples:
-        columns = {key: values.double().tolist() for key, values in one.columns.items()}
-        then = columns["old_log_probs" if name.startswith("sampler") else old]
-        per_sample.append(
-            [
-                _token(name, now, before, sampler, advantage)
-                for now, before, sampler, advantage, trained in zip(
-                    columns["log_probs"],
-                    then,
-                    columns["rollout_log_probs"],
-                    columns["advantages"],
-                    one.mask,
-                    strict=True,
-                )
-                if trained
-            ]
-        )
-    flat = [value for values in per_sample for value in values]
+    """A metric over the trained tokens of samples: a mean of tokens, or of the means of samples."""
+    per_sample = [found for one in samples if (found := _values(name, one, old))]
     if name in _TOTALS:
-        return _TOTALS[name](flat)
+        return _TOTALS[name](value for values in per_sample for value in values)
     if by == "sample":
-        means = [sum(values) / len(values) for values in per_sample if values]
-        return sum(means) / len(means)
-    return sum(flat) / len(flat)
+        return _mean([_mean(values) for values in per_sample])
+    return _mean([value for values in per_sample for value in values])
+
+
+def _in_parts(
+    name: str, samples: Sequence[Sample], parts: Sequence[str], *, by: str = "token"
+) -> float:
+    """The same as a mean over the parts of a first kind, of means over those of a second, ..."""
+    if not parts or name in _TOTALS:
+        return _logged(name, samples, by=by)
+    found: dict[object, list[Sample]] = {}
+    for one in samples:
+        found.setdefault(_PARTS[parts[0]](one), []).append(one)
+    kept = [own for own in found.values() if any(any(one.mask) for one in own)]
+    return _mean([_in_parts(name, own, parts[1:], by=by) for own in kept])
+
+
+def _rank(one: Sample) -> int:
+    return int(int(one.sample_id.removeprefix("s-")) >= 4)
+
+
+_PARTS: dict[str, Callable[[Sample], object]] = {
+    "rank": _rank,
+    "micro-batch": lambda one: (_rank(one), one.micro_batch_id),
+}
+WAYS: dict[str, list[tuple[str, ...]]] = {
+    "micro_batch": [()],
+    "rank": [(), ("micro-batch",)],
+    "global": [(), ("rank",), ("micro-batch",), ("rank", "micro-batch")],
+}
 
 
 def _samples(seed: int) -> list[Sample]:
@@ -137,29 +177,55 @@ _SEEDS = st.integers(0, 2**20)
 _SCOPES = st.sampled_from(["micro_batch", "rank", "global"])
 
 
-@given(seed=_SEEDS, scope=_SCOPES, by=st.sampled_from(["token", "sample"]))
-def test_a_metric_by_its_definition_is_no_finding(seed: int, scope: str, by: str) -> None:
+@given(seed=_SEEDS, scope=_SCOPES, by=st.sampled_from(["token", "sample"]), data=st.data())
+def test_a_metric_by_its_definition_is_no_finding(
+    seed: int, scope: str, by: str, data: st.DataObject
+) -> None:
+    """Over all that it covers at once, or over micro-batches and ranks in turn."""
     samples = _samples(seed)
-    covered = _of_scope(samples, scope)
-    values = {name: _logged(name, covered, by=by) for name in METRICS}
+    parts = data.draw(st.sampled_from(WAYS[scope]))
+    values = {name: _in_parts(name, _of_scope(samples, scope), parts, by=by) for name in METRICS}
     assert _found(samples, scope, values) == {}
+    plain = {name: _in_parts(name, _of_scope(samples, scope), parts, by=by) for name in INSPECTED}
+    assert _found(samples, scope, plain, {}) == {}
 
 
 @given(seed=_SEEDS, scope=_SCOPES, off=st.sampled_from([0.97, 1.05, 2.0, math.nan, math.inf]))
 def test_every_metric_that_is_another_number_is_named(seed: int, scope: str, off: float) -> None:
     samples = _samples(seed)
     covered = _of_scope(samples, scope)
-    values = {}
-    for name in METRICS:
-        by_token, by_sample = (_logged(name, covered, by=by) for by in ("token", "sample"))
-        # Beyond both means, and beyond what is near 0.
-        values[name] = max(by_token, by_sample, 0.05) * off if off > 1 else by_token * off
-        if off < 1:
-            values[name] = min(by_token, by_sample) * off - 0.05
-    found = _found(samples, scope, values)
-    assert {*found} == {*METRICS}
-    place = f" of rank 0{' micro-batch ' if scope == 'micro_batch' else ' is '}"
-    assert all(place in message for message in found.values())
+    for names, changes in ((METRICS, SETTINGS), (INSPECTED, {})):
+        values = {}
+        for name in names:
+            means = [
+                _in_parts(name, covered, parts, by=by)
+                for by in ("token", "sample")
+                for parts in WAYS[scope]
+            ]
+            # Beyond all means, and beyond what is near 0; a NaN stays one.
+            below = off < 1
+            values[name] = min(*means, 0.0) - 0.05 / off if below else (max(means) + 0.05) * off
+        found = _found(samples, scope, values, changes)
+        assert {*found} == {*names}
+        place = f" of rank 0{' micro-batch ' if scope == 'micro_batch' else ' is '}"
+        assert all(place in message for message in found.values())
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("pg_clipfrac", {"loss.surrogate": "odd"}),
+        ("pg_clipfrac", {"loss.dual_clip": DUAL}),
+        ("ppo_kl", {"loss.ratio": "sequence-mean"}),
+    ],
+)
+def test_a_loss_that_is_only_inspected_is_audited_where_its_definition_is_plain(
+    field: str, changes: dict[str, Any]
+) -> None:
+    samples = _samples(5)
+    wrong = {"entropy_loss": 7.0, field: 7.0}
+    assert {*_found(samples, "rank", wrong, changes)} == {"entropy_loss"}
+    assert {*_found(samples, "rank", wrong, {})} == {"entropy_loss", field}
 
 
 @pytest.mark.parametrize("name", ["ratio_mean", "ratio_max", "ratio_min", "approx_kl"])
