@@ -104,9 +104,22 @@ def write_explained(
         output.document(document)
     elif output.format == "ndjson":
         output.lines(one.to_json() for one in (together if across else found.explanations))
+        _note_rest(found, output, everything)
     else:
         rows = cluster_table(together) if across else explanation_table(found.explanations)
         output.rows(rows)
+        _note_rest(found, output, everything)
+
+
+def _note_rest(found: Explained, output: Output, everything: bool) -> None:
+    """Say beside rows of explanations what is none: the first values that are not finite, ..."""
+    several = len({one.run_id for one in found.report.cohorts}) > 1
+    told = [f"{_named([one.cohort], several)}: {one.text}" for one in found.non_finite]
+    told += [one.text for one in found.rounded]
+    for line in told if everything else told[:_SHOWN]:
+        output.note(printable(line))
+    if not everything and len(told) > _SHOWN:
+        output.note(f"and {len(told) - _SHOWN} more (--all shows them)")
 
 
 def _lines(found: Explained, across: bool, everything: bool) -> Iterator[str]:
@@ -171,7 +184,8 @@ def _alike(found: Explained) -> list[list[Explanation]]:
     sets: dict[tuple[object, ...], list[Explanation]] = {}
     for number, one in enumerate(found.explanations):
         faults = one.first.faults if one.first else (number,)
-        sets.setdefault((one.cohort.run_id, one.stage, *faults), []).append(one)
+        doubt = one.first.doubt if one.first else ""
+        sets.setdefault((one.cohort.run_id, one.stage, one.warns, doubt, *faults), []).append(one)
     return [
         part
         for alike in sets.values()

@@ -30,6 +30,7 @@ def explanation_table(found: Sequence[Explanation]) -> pa.Table:
         "of": whole,
         "misses_by": pa.float64(),
         "max_error": pa.float64(),
+        "by_chance": whole,
         "residual": text,
         "note": text,
         "told": text,
@@ -46,6 +47,7 @@ def _explanation(one: Explanation) -> dict[str, Any]:
         "faults": " ".join(best.faults) if best else None,
         "known_as": best.known_as if best else None,
         "max_error": best.max_error if best else None,
+        "by_chance": best.by_chance if best else None,
         "text": one.text,
         "residual": "; ".join(one.residual),
     }
@@ -71,6 +73,7 @@ def cluster_table(found: Sequence[Cluster]) -> pa.Table:
         "first_step_id": whole,
         "told": pa.bool_(),
         "warns": pa.bool_(),
+        "doubt": text,
         "example": text,
         "text": text,
     }

@@ -58,6 +58,7 @@ class ReportText:
             if 0 < len(passing) < len(self._cohorts):
                 verb = "passes" if len(passing) == 1 else "pass"
                 lines += [self._painted(f"{counted(len(passing), 'cohort')} {verb}", "pass")]
+            lines += self._inheriting(passing)
             lines += [*_warnings(passing), ""]
         for path, problem in self._report.refused.items():
             verdict = self._painted("refused", "refused")
@@ -66,6 +67,15 @@ class ReportText:
             lines.append(f"compared as asked: {self._report.comparison}")
         text = "".join(f"{line}\n" for line in (*lines, self._closing()))
         return text.lstrip("\n")
+
+    def _inheriting(self, passing: Sequence[CohortReport]) -> Iterator[str]:
+        """Cohorts that pass on their own, and would not from what should have been before them."""
+        found = [one for one in passing if _inherits(one)]
+        for cohort in found[:_LISTED_COHORTS]:
+            yield f"  {self._headline(cohort)}"
+        if len(found) > _LISTED_COHORTS:
+            more = counted(len(found) - _LISTED_COHORTS, "further cohort")
+            yield f"  and {more} (--all shows every one)"
 
     def _of_verdict(self, cohorts: Sequence[CohortReport]) -> Iterator[str]:
         """The first cohorts of one verdict in full, some by a line each, the others counted."""
@@ -118,6 +128,9 @@ class ReportText:
         stage = cohort.first_divergent_stage
         if stage:
             return f"{place}: first divergent stage: {self._painted(stage, 'diverged')}"
+        if _inherits(cohort):
+            verdict = self._painted(cohort.verdict, cohort.verdict)
+            return f"{place}: {verdict}, and inherits what is wrong before it"
         reason = printable(cohort.refusal, keep="\n")
         if not reason and (cohort.partial or cohort.unproven):
             reason = "ranks are missing" if cohort.partial else "ranks may be missing"
@@ -151,6 +164,10 @@ class ReportText:
         if not self._color or verdict not in _COLORS:
             return text
         return click.style(text, fg=_COLORS[verdict])
+
+
+def _inherits(cohort: CohortReport) -> bool:
+    return cohort.verdict in ("pass", "precision") and any(one.inherited for one in cohort.stages)
 
 
 def _stage_line(stage: StageResult) -> str:

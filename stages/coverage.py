@@ -12,6 +12,14 @@ from trajreplay.stages.outputs import Recorded, is_stated
 from trajreplay.stages.report import Finding
 
 POLICY = "loss.policy"
+# What the terms are that a producer may say nothing of.
+_TERMS = {
+    "use_kl_loss": "a KL to the reference in the loss",
+    "tis": "weights for the sampler's other probabilities",
+    "opsm": "a mask of off-policy samples",
+    "opd": "a KL to a teacher",
+    "per_token": "one mean over all tokens instead of one a response",
+}
 
 
 def name_unstated_terms(cohort: LoadedCohort) -> None:
@@ -23,8 +31,10 @@ def name_unstated_terms(cohort: LoadedCohort) -> None:
             Finding(
                 "settings.unstated",
                 "warning",
-                f"the producer does not say whether {', '.join(unstated)} were in force; the loss "
-                "is recomputed without them, and one that was in force explains a difference",
+                "the producer does not say whether these parts of the loss were in force: "
+                f"{', '.join(f'{name} ({_TERMS[name]})' for name in unstated)}. The loss is "
+                "recomputed without them, and one that was in force explains a difference; "
+                f"settings say it, as loss.{unstated[0]}=false does",
                 stage=POLICY,
             ),
         )

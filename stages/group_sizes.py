@@ -43,7 +43,11 @@ def group_size_looks(block: Block, disagree: Tensor | None) -> list[Look]:
         if len(look.divergences) < EXAMPLES:
             look.divergences.append(
                 Divergence(
-                    "group_size", float(sizes[group]), float(expected), group_id=place.group_id
+                    "group_size",
+                    float(sizes[group]),
+                    float(expected),
+                    sample_id=place.sample_id,
+                    group_id=place.group_id,
                 )
             )
     return looks
@@ -60,7 +64,8 @@ def odd_group(look: Look) -> Finding | None:
         f"reward.n_samples_per_prompt is {first.recomputed:g}"
     )
     check = "group.short" if first.recorded < first.recomputed else "group.large"
-    return Finding(check, "error", message, stage="reward.post_process")
+    stage = "reward.post_process"
+    return Finding(check, "error", message, stage=stage, sample_id=first.sample_id)
 
 
 def _members(block: Block, groups: Tensor, count: int) -> Tensor:

@@ -32,7 +32,8 @@ def check_contracts(block: Block) -> list[list[Finding]]:
     Returns:
         Of each cohort, named findings with sample, token and evidence. Of severity error is only
         what cannot be legal: a column shifted against another, permuted samples, a rank that is
-        there twice, and weights older or more mixed than the settings allow.
+        there twice, a number of all ranks that one of them has a multiple of, and weights older or
+        more mixed than the settings allow.
     """
     found: list[list[Finding]] = [[] for _ in block.cohorts]
     given = Together(block)

@@ -35,6 +35,7 @@ def check_log_probs(given: Together) -> Iterator[Found]:
     held = [one for one in (*NAMES, "ref_log_probs") if given.has(one)]
     for name in held:
         yield from _positive(given, name)
+        yield from _infinite(given, name)
         yield from _quantised(given, name)
         yield from _zero(given, name, [one for one in NAMES if one in held and one != name])
     for one, other in PAIRS:
@@ -77,6 +78,18 @@ def _positive(given: Together, name: str) -> Iterator[Found]:
             )
             place = start + int(odd.argmax())
             yield given.at(index, "log-prob.positive", "warning", message, place)
+
+
+def _infinite(given: Together, name: str) -> Iterator[Found]:
+    """-inf at trained tokens, which the stage that reads them does not survive."""
+    if given.finite(name):
+        return
+    never = given.trained((given.tokens(name) == -np.inf).nonzero()[0])
+    for index, odd in given.by_cohort(never):
+        message = (
+            f"{name} is -inf at {len(odd)} trained tokens: each was sampled, and has no probability"
+        )
+        yield given.at(index, "log-prob.infinite", "warning", message, int(odd[0]))
 
 
 def _quantised(given: Together, name: str) -> Iterator[Found]:

@@ -1,4 +1,4 @@
-"""Differences that dtype and the order of sums explain alone."""
+"""Differences that dtype and the order of sums may explain alone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Rounded:
         verb = f"{count} cohort{'' if count == 1 else 's'} differ{'s' if count == 1 else ''}"
         return (
             f"{self.stage}: {verb} by up to {self.max_error:.3g}, within the bound of their "
-            "rounding: explained by dtype or reduction order alone"
+            "rounding: dtype or reduction order may explain it alone"
         )
 
     def to_json(self) -> dict[str, Any]:

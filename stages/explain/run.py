@@ -40,7 +40,7 @@ class Explained:
         report: The replay's report.
         explanations: By cohort: errors of contract checks, what diverged, their warnings.
         non_finite: Of diverged cohorts that hold NaN or infinities, where the first one entered.
-        rounded: Stages that differ, and by no more than dtype and reduction order explain.
+        rounded: Stages that differ, and by no more than dtype and reduction order may explain.
         not_loaded: Why faults of installed packages were not tried at all.
         weights: The newest weights that sampled each cohort, of runs of which something is
             explained.

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 from importlib.metadata import entry_points
 
+from trajreplay.schema.contracts import STAGE_NAMES
 from trajreplay.schema.errors import StageError
 from trajreplay.stages.faults import (
     advantages,
@@ -99,6 +100,12 @@ def _loaded() -> tuple[tuple[Fault, ...], tuple[str, ...]]:
                 failed.append(f"{where} gives a {type(one).__name__}, expected faults")
             elif not _is_complete(one):
                 failed.append(f"{where} gives a fault without text for its id, stage or sentence")
+            elif one.stage not in STAGE_NAMES:
+                known = ", ".join(STAGE_NAMES)
+                said = f"of the stage {one.stage!r}, expected {known}"
+                failed.append(f"{where} gives the fault {one.id!r} {said}")
+            elif one.tries is None and one.hands is None:
+                failed.append(f"{where} gives the fault {one.id!r} with neither tries nor hands")
             elif one.id in faults:
                 failed.append(f"{where} gives the fault {one.id!r}, which is there already")
             else:

@@ -69,6 +69,12 @@ FAULTS = (
         "K-050",
     ),
     fault(
+        "log-prob.infinite",
+        "sampled tokens without a probability",
+        "log-probs of -inf at trained tokens",
+        "filters (top-k, top-p, a grammar) on one side only; logits that overflow, or are masked",
+    ),
+    fault(
         "log-prob.quantised",
         "log-probs in reduced precision",
         "values that all fit bfloat16 or float16, of a producer that says float32",

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,13 @@ from tests.helpers.cli import run
 from tests.helpers.scenes import WAY, drawn, write_rollout
 from tests.helpers.small_lakes import healthy_lake
 from trajreplay import Lake
-from trajreplay.stages.faults import FAULTS, REPORTS, Report
+from trajreplay.cli.explain import _alike
+from trajreplay.cli.explain_rows import explanation_table
+from trajreplay.query import Cohort
+from trajreplay.stages.explain import Explained, Explanation
+from trajreplay.stages.explain.explanation import Hypothesis
+from trajreplay.stages.faults import FAULTS, REPORTS
+from trajreplay.stages.report import Report
 
 CASES = Path(__file__).parent.parent / "cases" / "fault_cases.json"
 STAGES = ("sample", "reward.raw", "reward.post_process")
@@ -91,7 +98,7 @@ def test_reports_say_what_the_cases_say() -> None:
     cases = {one["id"]: one for one in json.loads(CASES.read_text())}
     for name, report in REPORTS.items():
         case = cases[name]
-        assert report == Report(name, case["framework"], case["title"], case["url"])
+        assert report == Source(name, case["framework"], case["title"], case["url"])
     referred = {one for fault in FAULTS for one in fault.references if one.startswith("K-")}
     assert referred <= {*REPORTS}
 
@@ -142,7 +149,10 @@ def test_rows_have_one_set_of_typed_columns_whatever_was_found(
             write_rollout(made, samples, WAY, settings=WAY.full, stages=STAGES)
         file = tmp_path / f"{number}.parquet"
         written = run("explain", "--lake", made.path, *across, "--format", "parquet", "-o", file)
-        assert (written.code, written.err) == (1 if values else 0, "")
+        assert written.code == (1 if values else 0)
+        odd = sum(not math.isfinite(one) for one in values)
+        assert written.err.count("the first value that is not finite is reward of s-0") == odd
+        assert len(written.err.splitlines()) == odd
         table = pq.read_table(file)
         schemas.append(table.schema)
         text = run("explain", "--lake", made.path, *across, "--format", "csv")
@@ -159,6 +169,38 @@ def test_rows_name_the_faults(lake: Path) -> None:
     for options in ((), ("--across",)):
         found = _rows(run("explain", "--lake", lake, *options, "--format", "csv").out)
         assert {one["faults"] for one in found} == {"reward.population-std"}
+
+
+@pytest.mark.parametrize("shape", ["csv", "ndjson"])
+def test_what_is_no_explanation_is_said_beside_rows_of_them(tmp_path: Path, shape: str) -> None:
+    """A stage that differs within its rounding, and a NaN, of one rollout each."""
+    made = Lake.create(tmp_path / "lake")
+    for rollout in range(2):
+        samples = drawn(rollout_id=rollout)
+        for one in samples[:4]:
+            one.raw_reward, one.reward = 0.1, 0.0  # of a group without a spread
+        samples[1].reward = 1e-3  # a rounding error over epsilon
+        samples[5].reward = float("nan") if rollout else samples[5].reward
+        write_rollout(made, samples, WAY, settings=WAY.full, stages=STAGES)
+    found = run("explain", "--lake", made.path, "--format", shape)
+    assert "the first value that is not finite is reward of s-5" in found.err
+    assert "reward.post_process: 1 cohort differs by up to 0.001" in found.err
+    assert "not finite is" not in found.out
+
+
+def test_doubt_and_warnings_are_no_one_explanation(tmp_path: Path) -> None:
+    """What rests on chance is not said to be the explanation of what is certain."""
+    sure, doubtful, warned = ([Explanation(Cohort("r", 0, at, None), STAGES[2])] for at in range(3))
+    told = Hypothesis(("a.b",), "a", "it", "there", (), {}, 4, 4, 0.0)
+    sure[0].hypotheses.append(told)
+    doubtful[0].hypotheses.append(replace(told, by_chance=1))
+    warned[0].hypotheses.append(told)
+    warned[0].warns = True
+    found = Explained(Report([]), [*sure * 3, *doubtful * 3, *warned * 3])
+    assert [len(one) for one in _alike(found)] == [3, 3, 3]
+    rows = explanation_table(found.explanations).to_pylist()
+    assert [one["by_chance"] for one in rows] == [0] * 3 + [1] * 3 + [0] * 3
+    assert [one["warns"] for one in rows] == [False] * 6 + [True] * 3
 
 
 def test_the_rows_of_a_counterfactual_have_their_columns_without_a_row(tmp_path: Path) -> None:

@@ -78,6 +78,22 @@ def test_passing_cohorts_are_counted_and_their_warnings_kept() -> None:
     )
 
 
+def test_a_step_that_passes_and_inherits_is_said_to() -> None:
+    """In full where it is one of a few, and by name below those that only pass."""
+    inherits = StageResult("loss.policy", "pass", inherited=True, chained_error=0.5)
+    said = "rollout 121 step 0 (ranks 0,1): pass, and inherits what is wrong before it\n"
+    few = text(cohort(diverged(), step=None), cohort(PASSED, inherits, rollout=121))
+    assert f"\n{said}[    pass] sample\n" in few
+    assert "[    pass] loss.policy (inherits: max abs 0.5 when chained)\n" in few
+    others = [cohort(PASSED, rollout=one) for one in (122, 123)]
+    many = text(cohort(diverged(), step=None), cohort(PASSED, inherits, rollout=121), *others)
+    assert f"\n3 cohorts pass\n  {said}\n" in many
+    several = [cohort(PASSED, inherits, rollout=one) for one in range(12)]
+    listed = text(cohort(diverged(), step=None), *several).splitlines()
+    assert sum(line.endswith("pass, and inherits what is wrong before it") for line in listed) == 10
+    assert "  and 2 further cohorts (--all shows every one)" in listed
+
+
 def test_every_verdict_has_its_part_and_the_closing_line_counts_them() -> None:
     refused = cohort(rollout=7, step=None, refusal="no capture of rank 1", ranks=(0,))
     unverified = cohort(StageResult("loss.policy", "unverified", message="no pg_loss"), rollout=8)

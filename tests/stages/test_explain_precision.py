@@ -1,4 +1,4 @@
-"""What dtype and reduction order explain alone is said as that, and nothing else is."""
+"""What dtype and reduction order may explain alone is said as that, and nothing else is."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLAIN = replace(WAY, std=False)  # so that rewards keep their size
 NARROW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 DTYPES = {"float32": torch.float32, **NARROW}
 SIZES = (1.0, 30.0, 3000.0)  # of rewards: the larger, the more a sum of both signs cancels
-ALONE = "within the bound of their rounding: explained by dtype or reduction order alone"
+ALONE = "within the bound of their rounding: dtype or reduction order may explain it alone"
 _SEEDS = st.integers(0, 2**16)
 
 

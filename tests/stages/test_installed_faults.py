@@ -52,6 +52,15 @@ NOT_LOADED = {
         "def faults():\n    return [Fault('', 'acme', 'reward.post_process', '', '')]\n",
         "gives a fault without text",
     ),
+    "stage": (
+        OK
+        + "def faults():\n    return [Fault('acme.one', 'a', 'reward', 'b', 'c', tries=tries)]\n",
+        "gives the fault 'acme.one' of the stage 'reward', expected sample, ",
+    ),
+    "untried": (
+        "def faults():\n    return [Fault('acme.one', 'a', 'reward.post_process', 'b', 'c')]\n",
+        "gives the fault 'acme.one' with neither tries nor hands",
+    ),
     "function": ("faults = 7\n", "is a int, expected a function"),
 }
 FAILED = {
