@@ -20,6 +20,7 @@ from trajreplay.query import Cohort
 from trajreplay.stages.explain import Explained, Explanation
 from trajreplay.stages.explain.explanation import Hypothesis
 from trajreplay.stages.faults import FAULTS, REPORTS
+from trajreplay.stages.faults import Report as Source
 from trajreplay.stages.report import Report
 
 CASES = Path(__file__).parent.parent / "cases" / "fault_cases.json"
