@@ -179,6 +179,14 @@ FAULTS = (
         stage="advantage.estimate",
     ),
     fault(
+        "advantage.negative-variance",
+        "a variance that came out negative",
+        "whitened advantages that are NaN, of a variance by one pass",
+        "variances as a mean of squares less a squared mean: take two passes, or float64; "
+        "advantage.whiten_one_pass",
+        stage="advantage.estimate",
+    ),
+    fault(
         "kl.negative",
         "the recorded KL was overwritten in place",
         "a KL below 0 by an estimator that never is",
