@@ -96,10 +96,10 @@ def _idle(changes: Mapping[str, Any], cohorts: Sequence[CohortChange]) -> Iterat
         shown = [one for one in readers if one in left]
         if not readers:
             yield f"{name} changes nothing here: checks read it, and none is made under another one"
-        elif shown:
-            yield f"{name} is not tried everywhere: {shown[0]} reads it and is {left[shown[0]]}"
         elif not stages.isdisjoint(readers):
-            rest.append(name)
+            rest += [] if shown else [name]  # what else reads it may well change
+        elif shown:
+            yield f"{name} is not tried: {shown[0]} reads it, and is {left[shown[0]]}"
         elif not (changed and (len(changes) == 1 or _comes_before(name, stages))):
             yield f"{name} has no effect: none of the stages that are declared reads it"
     complete = all(one.complete for one in cohorts)  # what was not recomputed may well change

@@ -132,5 +132,14 @@ def test_what_a_stage_reads_that_is_only_inspected_is_not_unread(lake: Lake) -> 
     write_rollout(other, samples, settings=settings, stages=[*ALL_STAGES[:4], inspected])
     (note,) = other.what_if({"loss.eps_clip": 0.5}).notes
     assert note.startswith(
-        "loss.eps_clip is not tried everywhere: loss.policy reads it and is inspect-only"
+        "loss.eps_clip is not tried: loss.policy reads it, and is inspect-only: by a tool of ours"
     )
+
+
+def test_what_is_recomputed_and_read_elsewhere_too_is_not_said_to_have_no_effect(
+    lake: Lake,
+) -> None:
+    """Nor is a stage named that could not be recomputed, beside one that was."""
+    inspected = StageContract("loss.value", "unsupported", reason="no critic")
+    write_whole(lake, drawn(), stages=[*ALL_STAGES, inspected])
+    assert lake.what_if({"loss.eps_clip": WAY.eps_clip}).notes == []
