@@ -1,4 +1,4 @@
-"""The thread that writes captures: one a process, nice, bounded by bytes, never in the way."""
+"""The thread that writes captures: one a recorder, nice, bounded by bytes, never in the way."""
 
 from __future__ import annotations
 

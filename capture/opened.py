@@ -13,7 +13,7 @@ from trajreplay.capture.losses import Losses
 from trajreplay.capture.outlet import Outlet
 from trajreplay.capture.pending import Pending
 from trajreplay.capture.reasons import kind_of, reason_of
-from trajreplay.capture.values import number
+from trajreplay.capture.values import settled
 from trajreplay.schema.errors import CaptureError, listed, shown
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class Opened(Losses):
         if holds and beat is not None:
             told: dict[str, list[Any]] = {} if pending is None else pending.scalars.seen
             for name, value in scalars.items():
-                told.setdefault(name, []).append(number(value))
+                told.setdefault(name, []).append(_looked_at(value))
             # Also what came after its capture was given up.
             told.setdefault("loss", []).extend(beat.losses)
             self._outlet.check(str(beat), told)
@@ -236,3 +236,11 @@ class Opened(Losses):
         if self._strict:
             raise error
         self._outlet.background.warn(f"{where} {kind_of(error)}", f"{where}: {error!r:.500}")
+
+
+def _looked_at(value: Any) -> Any:
+    """A number that a trigger looks at, or a tuple of several; None where it is none."""
+    try:
+        return settled(value)
+    except CaptureError:
+        return None

@@ -18,7 +18,7 @@ from trajreplay.capture.promoter import Promoter
 from trajreplay.capture.ring import Ring
 from trajreplay.capture.slots import Slots
 from trajreplay.capture.switches import PREFIX, Switches
-from trajreplay.capture.triggers import Watch
+from trajreplay.capture.triggers import TOLD_WITHIN, Watch
 from trajreplay.schema.errors import listed
 from trajreplay.schema.identity import ProducerInfo, make_key
 
@@ -113,6 +113,14 @@ class Outlet:
         """Promote what is held if the scalars of a step are out of bounds, once they are there."""
         self._watch.add(step, scalars)
         self.look()
+        if untold := self._watch.untold():
+            names = listed(untold)
+            self.background.warn(
+                "untold",
+                f"a trigger looks at {names}, and the first {TOLD_WITHIN} steps told no such "
+                f"number, so that it never fires; tell it: end_step({untold[0]}=...), or with the "
+                "scalars of a loss",
+            )
 
     def look(self) -> None:
         """Promote what is held if scalars that are there by now are out of bounds."""

@@ -170,8 +170,8 @@ class Recorder:
 
         Args:
             scalars: What else is known of it now: `grad_norm`, and other fields of a heartbeat,
-                such as `step`, the optimizer steps of the job so far. A trigger looks at any. One
-                that is on a device is not waited for.
+                such as `step`, the optimizer steps of the job so far. A trigger looks at any, and
+                at each of several in a tuple. One that is on a device is not waited for.
         """
 
     def is_recording(self, level: str) -> bool:

@@ -27,6 +27,7 @@ NON_FINITE, EXCEPTION, SIGNAL = "nonfinite", "exception", "signal:"
 # Signals by which a program is asked for something, or that end none.
 _ASKING = ("SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGCONT", "SIGURG", "SIGWINCH")
 _AGAIN_S = 0.001
+TOLD_WITHIN = 8  # steps; a scalar may be told of some of them only
 DEFAULT = f"{NON_FINITE},{EXCEPTION}"
 
 
@@ -117,6 +118,8 @@ class Watch:
     def __init__(self, triggers: Triggers) -> None:
         self._triggers = triggers
         self._unread: deque[tuple[str, dict[str, list[Any]]]] = deque()
+        self._untold = {name for name, _, _ in triggers.bounds}
+        self._steps = 0
 
     def add(self, step: str, scalars: Mapping[str, Sequence[Any]]) -> None:
         """Take over what was told of a step.
@@ -127,6 +130,15 @@ class Watch:
         """
         told = {name: list(_numbers(values)) for name, values in scalars.items()}
         self._unread.append((step, told))
+        self._steps += 1
+        self._untold -= {name for name, values in told.items() if values}
+
+    def untold(self) -> list[str]:
+        """Scalars that a bound is on and that nobody told of so many steps; said once."""
+        if self._steps < TOLD_WITHIN or not self._untold:
+            return []
+        found, self._untold = sorted(self._untold), set()
+        return found
 
     def look(self) -> Iterator[tuple[str, dict[str, str]]]:
         """Steps in order, and what each set off and why; up to one that is still under way."""

@@ -81,6 +81,7 @@ class TrajReplayCallback:
                 self._recorder,
                 first_rollout=first,
                 texts=texts,
+                ratios=any(one == "ratio" for one, _, _ in self.switches.triggers.bounds),
             )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

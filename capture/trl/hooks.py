@@ -48,6 +48,7 @@ class Hooks:
         recorder: Where to.
         first_rollout: Number of the next generation.
         texts: Whether texts are handed over to the redaction policy.
+        ratios: Whether the largest and the smallest ratio of each micro-batch are told.
 
     Attributes:
         steps: Optimizer steps begun.
@@ -60,8 +61,11 @@ class Hooks:
         *,
         first_rollout: int = 0,
         texts: bool = False,
+        ratios: bool = False,
     ) -> None:
         self._trainer, self._recorder, self._texts = trainer, recorder, texts
+        self._tells_ratios = ratios
+        self._ratios: list[torch.Tensor] = []
         self._next_rollout = first_rollout
         self._generations: dict[int, Generation] = {}
         self._versions: dict[int, int] = {}
@@ -196,6 +200,8 @@ class Hooks:
         assert self._arithmetic is not None
         index = self._step[1]
         self._step = at, index + 1
+        if self._tells_ratios:
+            self._ratios += _extremes(self._log_probs, inputs)
         if not numbers:
             self._recorder.drop("the generation of its samples could not be described")
         if not self._recorder.is_recording("step"):  # of its values only the heartbeat is made
@@ -247,7 +253,19 @@ class Hooks:
     def _end_step(self, **told: Any) -> None:
         if self._step is not None:
             step, self._step = self._step[0] + 1, None
+            if self._ratios:
+                told["ratio"], self._ratios = tuple(self._ratios), []
             self._recorder.end_step(step=step, **told)
+
+
+def _extremes(log_probs: torch.Tensor | None, inputs: dict[str, Any]) -> list[torch.Tensor]:
+    """The largest and the smallest ratio of a micro-batch's trained tokens; 1 of none."""
+    old = inputs.get("old_per_token_logps")
+    if log_probs is None:
+        return []
+    now = log_probs.detach()
+    moved = (now - (now if old is None else old)) * inputs["completion_mask"]
+    return [moved.max().exp(), moved.min().exp()]
 
 
 def _by_token(advantages: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -35,7 +35,7 @@ from trajreplay import Lake, ProducerInfo, SampleRecord, SchemaError, capture
 from trajreplay.capture import CaptureWarning, Recorder, Selection
 from trajreplay.capture.background import Background
 from trajreplay.capture.handoff import Handoff
-from trajreplay.capture.triggers import Triggers, Watch
+from trajreplay.capture.triggers import TOLD_WITHIN, Triggers, Watch
 
 
 def kept(lake: Lake) -> list[tuple[int | None, int | None]]:
@@ -296,6 +296,34 @@ def test_a_bound_is_any_number_as_programs_write_it(bound: float, form: str) -> 
 def test_triggers_of_another_form_are_refused(text: str) -> None:
     with pytest.raises(SchemaError, match="a trigger is"):
         Triggers(text)
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_trigger_that_nobody_tells_its_number_is_warned_of_once(lake: Lake, told: bool) -> None:
+    recorder = enabled(lake, strict=False, keep_last=1, triggers=Triggers("nonfinite,ratio>9"))
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for step in range(2 * TOLD_WITHIN):
+            recorder.begin_step(step, 0)
+            # One of the first steps is enough, whatever the value.
+            known = {"ratio": 1.0} if told and step == TOLD_WITHIN - 1 else {"grad_norm": 1.0}
+            recorder.end_step(**known)
+    recorder.close()
+    assert ["a trigger looks at ratio" in str(one.message) for one in found] == (
+        [] if told else [True]
+    )
+
+
+@pytest.mark.parametrize(("values", "fires"), [((1.0, 7.0), True), ((1.0, 2.0), False)])
+def test_each_of_several_numbers_at_the_end_of_a_step_is_looked_at(
+    lake: Lake, values: tuple[float, ...], fires: bool
+) -> None:
+    recorder = enabled(lake, keep_last=1, triggers=Triggers("ratio>5"))
+    recorder.begin_step(0, 0)
+    micro_batch(recorder, 0, drawn())
+    recorder.end_step(ratio=tuple(map(torch.tensor, values)))
+    recorder.close()
+    assert kept(lake) == [(0, 0)] * fires
 
 
 def test_numbers_that_are_given_at_the_end_of_a_step_are_looked_at(lake: Lake) -> None:

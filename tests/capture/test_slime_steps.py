@@ -68,6 +68,26 @@ def test_steps_replay_with_the_samples_of_their_rollouts(lake: Lake, args: dict[
     assert all("grad_norm" in one for one in norms.to_pylist())
 
 
+@pytest.mark.parametrize("crashed_in", [1, 2])
+def test_a_training_that_goes_on_from_a_checkpoint_is_one_lineage(
+    lake: Lake, crashed_in: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attempt before went on beyond its last checkpoint, which the new one does anew."""
+    plain = train(hooks=False, rollouts=range(4))
+    kept = train(hooks=False, rollouts=range(1))
+    train(rollouts=range(crashed_in + 1))
+    capture.recorder().retire()  # as a process that ends, and none of whose steps is left out
+    identity._asked.clear()
+    install(monkeypatch)
+    assert train(rollouts=range(1, 4), checkpoint_of=kept) == plain
+    report = replayed(lake)
+    assert report.verdict == "pass"
+    assert [(one.attempt, one.rollout_id, one.step_id) for one in report.cohorts] == [
+        (int(rollout > 0), rollout, step) for rollout in range(4) for step in (None, 0, 1)
+    ]
+    assert {one.resumed_from for one in captured(lake) if one.key.attempt} == {(0, 1)}
+
+
 def test_a_mean_over_several_samples_is_recorded_and_says_why(lake: Lake) -> None:
     train(changes={"rollout_mask_sums": [9] * 8})
     report = replayed(lake)

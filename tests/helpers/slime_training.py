@@ -150,14 +150,26 @@ def rollout_data(weights: Tensor, rollout_id: int, **changes: Any) -> dict[str, 
 
 
 def train(
-    *, steps: int = 2, hooks: bool = True, changes: dict[str, Any] | None = None, **args: Any
+    *,
+    steps: int = 2,
+    hooks: bool = True,
+    changes: dict[str, Any] | None = None,
+    rollouts: range = range(2),
+    checkpoint_of: str = "",
+    **args: Any,
 ) -> str:
-    """Two rollouts of some steps of two micro-batches each; returns the parameters as text."""
-    given = SimpleNamespace(**ARGS | args)
+    """Rollouts of some steps of two micro-batches each; returns the parameters as text.
+
+    From a checkpoint, which are such parameters, the first rollout is the one to start with.
+    """
+    given = SimpleNamespace(**ARGS | {"start_rollout_id": rollouts.start} | args)
     torch.manual_seed(0)
-    weights = torch.randn(GROUPS * GROUP, VOCABULARY, requires_grad=True)
-    optimizer = Optimizer(weights)
-    for rollout_id in range(2):
+    weights = torch.randn(GROUPS * GROUP, VOCABULARY)
+    if checkpoint_of:
+        kept = bytearray.fromhex(checkpoint_of)
+        weights = torch.frombuffer(kept, dtype=torch.float32).reshape(weights.shape).clone()
+    optimizer = Optimizer(weights.requires_grad_())
+    for rollout_id in rollouts:
         data = rollout_data(weights, rollout_id, **changes or {})
         if hooks:
             slime.record_rollout(given, rollout_id, data)

@@ -122,6 +122,28 @@ def lacking(fields: dict[str, Any]) -> str:
     return f"TRL {version} has no {', '.join(unknown)}" if unknown else ""
 
 
+def known_fault(fields: dict[str, Any]) -> str:
+    """The verdict of a loss that the installed version of TRL divides by another number than due.
+
+    Until its loss reads `steps_per_generation`, dapo divides what one step consumes by the tokens
+    of a whole generation; until those are of the loss's own mask, also by tokens that it masks.
+    """
+    import inspect
+
+    from trl import GRPOTrainer
+
+    source = inspect.getsource(GRPOTrainer)
+    accumulated = fields.get("gradient_accumulation_steps", PLAIN["gradient_accumulation_steps"])
+    if fields.get("loss_type") != "dapo":
+        return ""
+    if fields.get("steps_per_generation", accumulated) != accumulated:
+        rescaled = "args.steps_per_generation" in inspect.getsource(GRPOTrainer._compute_loss)
+        return "" if rescaled else "diverged"
+    if fields.get("mask_truncated_completions") and "gather(loss_mask.sum())" not in source:
+        return "unverified"
+    return ""
+
+
 def digest(trainer: Any) -> str:
     """The parameters of a trainer's model, bit by bit."""
     found = hashlib.sha256()
