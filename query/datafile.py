@@ -10,7 +10,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trajreplay.query.footers import Footer, broken
+from trajreplay.query.footers import Footer, broken, check_chunks
 from trajreplay.query.page_headers import check_claims
 from trajreplay.schema.columns import Table
 from trajreplay.schema.entry import DataFile
@@ -19,6 +19,7 @@ from trajreplay.schema.store import Store
 
 _NO_FOOTER = "does not end in the footer of a Parquet file of at most 16 MiB"
 WHOLE_LIMIT_BYTES = 64 << 20
+_FEW_BYTES = 1 << 12
 _SMALL_BYTES = 128 << 10  # costs less to read and verify than to look into
 
 
@@ -69,6 +70,7 @@ class OpenFile:
             texts = tuple([one for one in self.columns if one in table.texts])
             self.parquet = self._open(texts)
             self.footer = Footer(file, self.parquet, texts)
+            self._check_chunks()
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -166,16 +168,26 @@ class OpenFile:
                 self.file, f"has the digest {found}, expected {self.file.digest}: its bytes changed"
             )
 
+    def _source(self) -> Any:
+        if self.whole is not None:
+            return pa.BufferReader(self.whole)
+        content = os.fdopen(self._descriptor, "rb", buffering=0, closefd=False)
+        return pa.PythonFile(content, mode="r")
+
+    def _check_chunks(self) -> None:
+        parquet = self.parquet
+        if self.whole is None:  # with a buffer, since each column is else read as it is opened
+            known, size = parquet.metadata, _FEW_BYTES
+            parquet = pq.ParquetFile(self._source(), metadata=known, buffer_size=size)
+        try:
+            check_chunks(parquet, self.row_groups)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise broken(self.file, f"has a footer that cannot be read: {error}") from error
+
     def _open(self, as_dictionaries: tuple[str, ...]) -> pq.ParquetFile:
-        source: Any
-        if self.whole is None:
-            content = os.fdopen(self._descriptor, "rb", buffering=0, closefd=False)
-            source = pa.PythonFile(content, mode="r")
-        else:
-            source = pa.BufferReader(self.whole)
         try:
             return pq.ParquetFile(
-                source, read_dictionary=list(as_dictionaries) or None, pre_buffer=False
+                self._source(), read_dictionary=list(as_dictionaries) or None, pre_buffer=False
             )
         except KeyError as error:
             raise broken(self.file, f"lacks the column {error}, which its entry lists") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 
 import pyarrow as pa
@@ -118,6 +119,21 @@ class Footer:
                 raise broken(
                     file, f"column {name} has {found} values in its footer, expected {low}", name
                 )
+
+
+def check_chunks(parquet: pq.ParquetFile, groups: Iterable[int]) -> None:
+    """Let pyarrow look at what a footer says of each column before anybody asks the footer for it.
+
+    What it cannot make sense of, such as a codec that there is not, or counts of other levels than
+    the schema's, is an error of its reader, and ends the process if it is asked of the metadata. No
+    page is read: a batch of no rows needs none.
+
+    Raises:
+        OSError: It cannot make sense of a column, or one lies outside of the file.
+    """
+    for group in groups:
+        for _ in parquet.reader.iter_batches(0, row_groups=[group], use_threads=False):
+            break
 
 
 def _by_leaf(counts: list[int], leaves: int) -> list[list[int]]:

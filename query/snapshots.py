@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from trajreplay.query.footers import check_chunks
 from trajreplay.query.page_headers import check_claims
 from trajreplay.schema.canonical import MAX_BYTES
 from trajreplay.schema.claim import CLAIM_SUFFIX
@@ -83,6 +84,7 @@ def _read(store: Store, segment: Segment) -> Mapping[str, bytes]:
             if not file.schema_arrow.equals(SEGMENT_SCHEMA):
                 raise _broken(segment, f"its columns are {file.schema_arrow}")
             groups = range(file.metadata.num_row_groups)
+            check_chunks(file, groups)
             for place in range(len(SEGMENT_SCHEMA)):
                 chunks = [file.metadata.row_group(group).column(place) for group in groups]
                 check_claims(data, len(data), chunks, is_text=True)
