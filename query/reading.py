@@ -107,7 +107,7 @@ def _schema(table_name: str, names: tuple[str, ...]) -> pa.Schema:
 
 def by_name(found: pa.Table) -> dict[str, pa.ChunkedArray]:
     """The columns of a table."""
-    return dict(zip(found.column_names, found.columns, strict=True))
+    return dict(zip(found.schema.names, found.columns, strict=True))
 
 
 def declared_columns(table: Table, names: Sequence[str]) -> list[Column]:

@@ -129,8 +129,7 @@ def check_lengths(table: pa.Table) -> None:
         DatasetError: One is not, or a length is negative.
     """
     expected = np.asarray(table["response_length"].to_numpy(), np.int64)
-    there = dict(zip(table.column_names, table.columns, strict=True))
-    lists = {name: there[name] for name in RESPONSE_LISTS if name in there}
+    lists = {name: table[name] for name in RESPONSE_LISTS if has_column(table, name)}
     right: set[Any] = set()  # columns made with the same offsets are looked at once
     wrong: dict[str, np.ndarray[Any, Any]] = {}
     for name, column in lists.items():

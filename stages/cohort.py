@@ -116,7 +116,7 @@ class LoadedCohort:
             id(self.settings),  # captures of one run share it
             tuple((one.stage, one.version, one.implementation) for one in claims),
             self.scores is None,
-            tuple(self.table.column_names),
+            tuple(self.table.schema.names),
             tuple(sorted(self.dtypes.items())),
             frozenset(own),
         )

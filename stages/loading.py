@@ -202,7 +202,7 @@ def _load(
 
 def _nulls(table: pa.Table) -> dict[str, int]:
     counts = [column.null_count for column in table.columns]
-    return dict(zip(table.column_names, counts, strict=True))
+    return dict(zip(table.schema.names, counts, strict=True))
 
 
 @dataclass(frozen=True)

@@ -254,9 +254,8 @@ def packed_values(column: pa.ChunkedArray, dtype: DTypeLike | None = None) -> Te
 
 def numbered(part: pa.Table, rank: int) -> pa.Table:
     """The rows of a capture with their rank and their place in it."""
-    place = _places(rank, part.num_rows)
-    schema = part.schema.append(_RANK).append(_ROW)
-    return pa.Table.from_arrays([*part.columns, *place], schema=schema)
+    ranks, rows = _places(rank, part.num_rows)
+    return part.append_column(_RANK, ranks).append_column(_ROW, rows)
 
 
 @lru_cache(maxsize=256)

@@ -80,7 +80,7 @@ class Recipes:
         self._asked = tuple(asked)
         self._reward = reward
         self._everything = everything
-        self._known: dict[object, tuple[Settings, Recipe]] = {}
+        self._known: dict[object, tuple[Settings, Mapping[str, StageContract], Recipe]] = {}
 
     def of(self, captures: CaptureSet, given: frozenset[str] | None = None) -> Recipe:
         """The recipe of a capture set that has an owner.
@@ -93,7 +93,7 @@ class Recipes:
         owners = captures.owners
         lead, table = owners[0], SAMPLE_TABLES[captures.kind].name
         files = [file for entry in owners if (file := entry.file(table)) is not None]
-        held = frozenset(name for file in files for name in file.columns)
+        held = frozenset().union(*(file.columns for file in files))
         odd = frozenset(
             name for file in files for name, seal in file.columns.items() if seal.non_finite != 0
         )
@@ -101,11 +101,10 @@ class Recipes:
         batches = any(one.scope == "micro_batch" for one in outputs)
         logged = frozenset(one.field for one in outputs)
         widest = max((entry.parallel for entry in owners), key=lambda one: one.context_size)
-        contracts = tuple(lead.contracts.values())
         shape = (
             captures.kind,
             id(lead.settings),
-            contracts,
+            id(lead.contracts),
             widest,
             held,
             odd,
@@ -115,8 +114,9 @@ class Recipes:
         )
         if shape not in self._known:
             made = self._make(captures.kind, lead, widest, held, odd, (batches, logged), given)
-            self._known[shape] = lead.settings, made  # what is kept keeps its id
-        return self._known[shape][1]
+            # What is kept keeps its id; captures of one run share both.
+            self._known[shape] = lead.settings, lead.contracts, made
+        return self._known[shape][2]
 
     def _make(
         self,

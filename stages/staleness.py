@@ -20,6 +20,8 @@ def note_staleness(cohort: LoadedCohort) -> None:
     Both are told by the producer, by its own count: where one is below 0, the two are not of one
     count, or a label is wrong, and a correction for staleness weighs what it should not.
     """
+    if not any("log_probs" in entry.origins for entry in cohort.owners):
+        return
     current = cohort.versions("log_probs")
     said = current != UNKNOWN
     if not said.any():
