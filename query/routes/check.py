@@ -7,6 +7,7 @@ import os
 from trajreplay.query.routes.amounts import check_amounts
 from trajreplay.query.routes.assigned import check_assigned
 from trajreplay.query.routes.attempts import check_contract, check_one_attempt, check_readable
+from trajreplay.query.routes.beyond import check_beyond
 from trajreplay.query.routes.coverage import check_coverage
 from trajreplay.query.routes.dtypes import check_dtypes
 from trajreplay.query.routes.dummies import check_dummies
@@ -16,6 +17,7 @@ from trajreplay.query.routes.installed import check_installed
 from trajreplay.query.routes.policy import RoutePolicy
 from trajreplay.query.routes.replays import check_replays
 from trajreplay.query.routes.shards import check_shards
+from trajreplay.query.routes.shown import check_shown
 from trajreplay.query.routes.stages import check_stage_routes
 from trajreplay.query.routes.topology import topology_of
 from trajreplay.query.routes.trace import Trace
@@ -59,9 +61,11 @@ def check_routes(folder: str | os.PathLike[str], policy: RoutePolicy) -> RouteRe
         if policy.contract == "transfer-queue":
             check_amounts(trace, topology, shares, held, matched, policy, say)
         check_stage_routes(trace, policy, put, say)
+        check_beyond(trace, policy, say)
         check_assigned(trace, topology, policy, say)
         check_values(trace, policy, fallback, say)
         check_dummies(trace, topology, held, policy, say)
+        check_shown(trace, say)
     return RouteReport(
         path=os.fspath(folder),
         policy=policy,

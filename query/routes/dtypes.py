@@ -48,7 +48,7 @@ def check_dtypes(trace: Trace, say: RouteFindings) -> None:
 def _check_sizes(trace: Trace, say: RouteFindings) -> None:
     """Tensors of one hash have as many bytes: what compares hashes compares no dtypes."""
     first: dict[str, tuple[int, TraceRecord]] = {}
-    for record, tensor in _all_tensors(trace):
+    for record, tensor in all_tensors(trace):
         size = tensor.size_bytes
         before, place = first.setdefault(tensor.sha256, (size, record))
         if size == before or say.has_failed("tensor.shape"):
@@ -64,7 +64,8 @@ def _check_sizes(trace: Trace, say: RouteFindings) -> None:
         )
 
 
-def _all_tensors(trace: Trace) -> Iterator[tuple[TraceRecord, TensorRecord]]:
+def all_tensors(trace: Trace) -> Iterator[tuple[TraceRecord, TensorRecord]]:
+    """Every tensor that some rule compares, with its record."""
     for payload in trace.payloads:
         yield payload, payload.routed_experts
         if payload.input_ids is not None:

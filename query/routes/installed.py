@@ -169,6 +169,23 @@ def _check_pipeline(one: Held, others: list[Held], say: RouteFindings) -> None:
                     rank=peer.origin.rank,
                     cp_rank=peer.cp_rank,
                 )
+            elif not _may_be_alike(shard, peer):
+                say.fail(
+                    "cp.reassembly",
+                    f"ranks {shard.origin.rank} and {peer.origin.rank} are of one pipeline and "
+                    f"hold other tokens of micro-batch {one.batch.microbatch} in {one.batch.stage}",
+                    stage=one.batch.stage,
+                    trace_step=one.batch.step,
+                    microbatch=one.batch.microbatch,
+                    rank=peer.origin.rank,
+                    cp_rank=peer.cp_rank,
+                )
+
+
+def _may_be_alike(shard: Shard, peer: Shard) -> bool:
+    """Whether identities and tokens are equal, where both were recorded."""
+    pairs = ((shard.identity, peer.identity), (shard.input_ids, peer.input_ids))
+    return all(one.sha256 == other.sha256 for one, other in pairs if one and other)
 
 
 def _whole_shard(
@@ -223,7 +240,9 @@ def _column(
 ) -> tuple[int, Rows] | None:
     """One layer of a shard, and the payload layer it is read from."""
     assigned = assigned_of(trace, one.batch, ranks, layer)
-    if not assigned or not all(piece.routes.is_whole for piece in assigned):
+    if not assigned or not all(
+        piece.routes.is_whole and len(piece.routes.shape) == 2 for piece in assigned
+    ):
         return None
     if assigned[0].routes.shape[0] == rows:
         assigned = assigned[:1]

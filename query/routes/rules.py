@@ -54,6 +54,9 @@ RULES = (
     RouteRule("fetch.hash", "What is fetched has the hashes of what was produced.", _QUEUE),
     RouteRule("tensor.shape", "Shapes, lengths and dtypes of tensors agree with one another."),
     RouteRule(
+        "tensor.hash", "Tensors of one hash show the same values, and whole ones their hash."
+    ),
+    RouteRule(
         "assign.coverage",
         "Every stated stage assigns routes to layers, in every step from the first to the last of "
         "prev-logprob, and to every sample that its ranks fetched, once.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trajreplay.query.routes.composition import Composition
 from trajreplay.query.routes.counts import check_counts, check_valid, valid_rows, where_of
@@ -59,7 +59,10 @@ def check_shards(
             _check_peers(batch, block, shards, say)
             first = tuple(shards[block.at(place)[0]] for place in range(topology.cp_size))
             share = of_blocks.get((batch.stage, batch.step, block.ranks))
-            held = _check_block(batch, block, first, share, solved, trusted, say)
+            verified = _check_identities(batch, tuple(shards[rank] for rank in block.ranks), say)
+            held = Held(batch, block, first, share, None)
+            if verified:
+                held = _check_block(held, solved, trusted, say)
             undecided += held.composition is None
             found.append(held)
     if undecided and not say.has_failed("cp.reassembly"):
@@ -124,18 +127,12 @@ def _check_peers(batch: Batch, block: Block, shards: dict[int, Shard], say: Rout
 
 
 def _check_block(
-    batch: Batch,
-    block: Block,
-    shards: tuple[Shard, ...],
-    share: Share | None,
-    solved: dict[object, Solution],
-    trusted: bool,
-    say: RouteFindings,
+    held: Held, solved: dict[object, Solution], trusted: bool, say: RouteFindings
 ) -> Held:
-    nothing = Held(batch, block, shards, share, None)
+    batch, shards, share = held.batch, held.shards, held.share
     identities = tuple(shard.identity for shard in shards if shard.identity)
-    if not _check_identities(batch, shards, say) or _has_twins(batch, shards, say):
-        return nothing
+    if _has_twins(batch, shards, say):
+        return held
     lengths, whole = (share.lengths, share.is_whole) if share else (None, False)
     counted = sum(shard.verified or 0 for shard in shards)
     key = (lengths, whole, counted, *(one.sha256 for one in identities))
@@ -153,7 +150,7 @@ def _check_block(
         )
     if solution.composition:
         check_valid(batch, shards, solution.composition, say)
-    return Held(batch, block, shards, share, solution.composition)
+    return replace(held, composition=solution.composition)
 
 
 def _check_identities(batch: Batch, shards: tuple[Shard, ...], say: RouteFindings) -> bool:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from trajreplay.query.routes.findings import RouteFindings
 from trajreplay.query.routes.payloads import Put
 from trajreplay.query.routes.policy import RoutePolicy
-from trajreplay.query.routes.trace import Batch, Pass, Trace
+from trajreplay.query.routes.trace import Batch, Trace
 from trajreplay.schema.bundles.r3.records import Shard
 
 _BEFORE, _AFTER = "prev-logprob", "train"
@@ -52,7 +52,6 @@ def check_stage_routes(
                 "stage.routes",
                 f"{len(left)} shards of {stage} hold tokens that none of {other} held alike",
             )
-    _compare_rows(trace, say)
 
 
 def _left(put: list[Put], unmatched: set[tuple[Batch, int]], stage: str) -> set[tuple[Batch, int]]:
@@ -64,26 +63,6 @@ def _left(put: list[Put], unmatched: set[tuple[Batch, int]], stage: str) -> set[
         places = {(one.held.batch, rank) for rank in one.ranks}
         (shown if one.tokens in others else hidden).update(places)
     return {one for one in unmatched if one[0].stage == stage} - (shown - hidden)
-
-
-def _compare_rows(trace: Trace, say: RouteFindings) -> None:
-    """Shards are recorded of the first micro-batches only: of all, count the rows that replay."""
-    for rank in trace.world:
-        before, after = (
-            sum(
-                sum(trace.rows_of(Pass(stage, step, rank)).values())
-                for step in trace.steps.get(stage, ())
-            )
-            for stage in (_BEFORE, _AFTER)
-        )
-        if after < before:
-            say.unverified(
-                "stage.routes",
-                f"rank {rank} replayed {after} rows in train and {before} in prev-logprob: whether "
-                "only padding is missing is not known",
-                stage=_AFTER,
-                rank=rank,
-            )
 
 
 def _compare_shards(trace: Trace, say: RouteFindings) -> set[tuple[Batch, int]]:

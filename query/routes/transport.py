@@ -19,28 +19,26 @@ def check_transport(trace: Trace, policy: RoutePolicy, say: RouteFindings) -> No
         say.fail("producer.coverage", "no rollout_payload_sample, expected one of every sample")
     for one in trace.payloads:
         _check_payload(one, say)
-    fetched: dict[tuple[str, str], dict[int | None, list[PayloadSample]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
+    fetched: dict[str, dict[tuple[int, str], set[int]]] = defaultdict(lambda: defaultdict(set))
+    first: dict[str, PayloadSample] = dict(produced)
     for one in trace.fetches:
         stage = FETCH_STAGES.get(one.stage or "", one.stage or "")
-        fetched[stage, one.key][one.origin.rank].append(one)
-        if one.key in produced:
-            _check_fetch(one, produced[one.key], stage, say)
+        ranks = fetched[stage][one.trace_step, one.key]
+        ranks |= set() if one.origin.rank is None else {one.origin.rank}
+        before = first.setdefault(one.key, one)
+        if before is not one:
+            _check_fetch(one, before, stage, say)
     for stage in policy.stages:
+        keys = {key for _, key in fetched[stage]}
         for key in produced:
-            if not fetched.get((stage, key)):
+            if key not in keys:
                 say.fail(
                     "fetch.coverage",
                     f"key {key} was put and never fetched for {stage}",
                     stage=stage,
                     key=key,
                 )
-        by_key = {
-            key: frozenset(rank for rank in ranks if rank is not None)
-            for (of, key), ranks in fetched.items()
-            if of == stage
-        }
+        by_key = {key: frozenset(ranks) for key, ranks in fetched[stage].items()}
         _check_ranks(stage, by_key, trace, say)
     if strange := len({one.key for one in trace.fetches} - produced.keys()):
         say.remark("fetch.coverage", f"{strange} fetched keys have no traced producer")
@@ -106,7 +104,7 @@ def _check_payload(one: PayloadSample, say: RouteFindings) -> None:
             and full[1] >= length
             and full[0] > one.sample_idx
         )
-        if not fits or tensor.shape[0] != length:
+        if not fits or tensor.shape[:1] != (length,):
             say.fail(
                 "tensor.shape",
                 f"{place}: {name} of sample {one.sample_idx} have shape {list(tensor.shape)} in a "
@@ -127,7 +125,8 @@ def _check_fetch(one: PayloadSample, put: PayloadSample, stage: str, say: RouteF
         put.valid_length,
         _hashes(put.routed_experts),
     ):
-        say.fail("fetch.hash", f"{place}: fetched routes are not those that were put", **where)
+        reason = f"fetched routes are not those that {_done(put)}"
+        say.fail("fetch.hash", f"{place}: {reason}", **where)
     if put.input_ids is None and one.input_ids is not None:
         if not any(
             found.rule == "producer.input_ids" and found.where["key"] == one.key
@@ -141,12 +140,19 @@ def _check_fetch(one: PayloadSample, put: PayloadSample, stage: str, say: RouteF
             )
     elif _hashes(one.input_ids) != _hashes(put.input_ids):
         missing = one.input_ids is None
-        reason = "has no input_ids" if missing else "fetched tokens are not those that were put"
+        reason = (
+            "has no input_ids" if missing else f"fetched tokens are not those that {_done(put)}"
+        )
         say.fail("fetch.hash", f"{place}: {reason}", **where)
 
 
+def _done(put: PayloadSample) -> str:
+    """How the first record of a key came to be: of one put untraced, another fetch is."""
+    return "were put" if put.stage is None else f"rank {put.origin.rank} fetched"
+
+
 def _check_ranks(
-    stage: str, by_key: dict[str, frozenset[int]], trace: Trace, say: RouteFindings
+    stage: str, by_key: dict[tuple[int, str], frozenset[int]], trace: Trace, say: RouteFindings
 ) -> None:
     """Ranks of a replica fetch the same keys: sets of ranks are equal or have none in common."""
     sets = sorted(set(by_key.values()), key=len, reverse=True)
@@ -154,13 +160,15 @@ def _check_ranks(
     for ranks in sets:
         if not any(ranks & group for group in groups):
             groups.append(ranks)
-    for key, ranks in sorted(by_key.items()):
+    for (step, key), ranks in sorted(by_key.items()):
         whole = next(group for group in groups if ranks & group or group == ranks)
         for rank in sorted(whole - ranks):
             say.fail(
                 "fetch.coverage",
-                f"rank {rank} did not fetch key {key} for {stage}, others of its replica did",
+                f"rank {rank} did not fetch key {key} for {stage} at step {step}, others of its "
+                "replica did",
                 stage=stage,
+                trace_step=step,
                 rank=rank,
                 key=key,
             )
@@ -172,7 +180,25 @@ def _check_ranks(
 
 
 def _check_layout(trace: Trace, say: RouteFindings) -> None:
-    """Every payload has the layers, the choices and the dtype of the first."""
+    """Payloads have the same layers, choices and dtype, and those of a batch its size."""
+    sizes: dict[object, dict[tuple[int, ...], PayloadSample]] = defaultdict(dict)
+    for one in trace.payloads:
+        batch = (one.origin.process, one.stage, one.trace_step)
+        tensors = {"routes": one.routed_experts, "input_ids": one.input_ids}
+        for name, tensor in tensors.items():
+            if tensor is not None and tensor.full_shape:
+                sizes[batch, name].setdefault(tensor.full_shape, one)
+                sizes[batch, "both"].setdefault(tensor.full_shape[:1], one)
+    for size, *others in (list(found.items()) for found in sizes.values()):
+        for other, one in others:
+            say.fail(
+                "tensor.shape",
+                f"{one.origin.file}, line {one.origin.line}: sample {one.sample_idx} is of a batch "
+                f"of shape {list(other)}, others of it are of {list(size[0])}",
+                rank=one.origin.rank,
+                sample_idx=one.sample_idx,
+                key=one.key,
+            )
     found = {(one.routed_experts.shape[1:], one.routed_experts.dtype) for one in trace.payloads}
     if len(found) > 1:
         shown = ", ".join(f"{list(shape)} {dtype}" for shape, dtype in sorted(found))

@@ -507,6 +507,11 @@ def _(trace: Trace) -> None:
         one["token_identity"] = None
 
 
+@defect("identities of a rank were not counted", "cp.identity")
+def _(trace: Trace) -> None:
+    last(trace, event="cp_routed_experts")["cp_token_identity_verified_count"] = None
+
+
 @defect("no identity of a micro-batch was verified", "cp.identity", "cp.reassembly")
 def _(trace: Trace) -> None:
     for one in trace.records(event="cp_routed_experts", microbatch_idx=1, stage="train"):
@@ -850,3 +855,81 @@ def _(trace: Trace) -> None:
 @defect("both stages replay a micro-batch twice", "assign.coverage", needs=replayed_shards)
 def _(trace: Trace) -> None:
     replay_again(trace, *trace.layout.stages)
+
+
+def shown_otherwise(trace: Trace, name: str, **fields: Any) -> None:
+    """Change a value that the last such record shows, where its hash stays."""
+    tensor = last(trace, **fields)[name]
+    shown = next(one for one in ("preview", "valid_preview") if one in tensor)
+    tensor[shown][-1] += 1
+
+
+@defect("a backward shows other routes than its hash is of", "tensor.hash")
+def _(trace: Trace) -> None:
+    event, action = "router_replay_action", "replay_backward"
+    shown_otherwise(trace, "tensor", event=event, action=action)
+
+
+@defect("identities are shown otherwise than their hash is of", "tensor.hash", "cp.reassembly")
+def _(trace: Trace) -> None:
+    shown_otherwise(trace, "token_identity", event="cp_routed_experts", stage="train")
+
+
+@defect(
+    "tokens of a shard have another hash than is shown",
+    "tensor.hash",
+    "cp.reassembly",
+    needs=lambda one: max(one.lengths) <= 8 and several_ranks(one),
+)
+def _(trace: Trace) -> None:
+    spoil(last(trace, event="cp_routed_experts", stage="train")["input_ids"])
+
+
+@defect("samples of a batch are of batches of other sizes", "tensor.shape", needs=queue)
+def _(trace: Trace) -> None:
+    one = last(trace, event="tq_fetch_sample")
+    for name in ("routed_experts", "input_ids"):
+        one[name]["full_shape"][0] += 1
+
+
+@defect("a sample is of a batch of another length", "tensor.shape", needs=queue)
+def _(trace: Trace) -> None:
+    last(trace, event="tq_fetch_sample")["input_ids"]["full_shape"][1] += 1
+
+
+@defect(
+    "a pipeline stage holds other tokens than the others",
+    "cp.reassembly",
+    needs=lambda one: one.pipeline > 1 and one.tensor == 1,
+)
+def _(trace: Trace) -> None:
+    tokens = last(trace, event="cp_routed_experts", stage="train")["input_ids"]
+    tokens["preview"] = [one + 1 for one in tokens["preview"]]
+    spoil(tokens)
+
+
+@defect("tokens of a sample have no dimension", "tensor.shape", "fetch.hash", needs=queue)
+def _(trace: Trace) -> None:
+    tensor = last(trace, event="tq_fetch_sample")["input_ids"]
+    tensor["valid_shape"], tensor["valid_preview"] = [], []
+
+
+@defect(
+    "a rank fetched a sample at another step",
+    "fetch.coverage",
+    "assign.coverage",
+    needs=lambda one: one.queue and one.world > one.data and len(one.lengths) > 1,
+)
+def _(trace: Trace) -> None:
+    last(trace, event="tq_fetch_sample")["trace_step"] += 1
+
+
+@defect(
+    "ranks fetched other routes of a sample whose producer was not traced",
+    "fetch.hash",
+    needs=lambda one: one.queue and one.world > one.data and len(one.lengths) > 1,
+)
+def _(trace: Trace) -> None:
+    one = last(trace, event="tq_fetch_sample")
+    trace.remove(event="rollout_payload_sample", key=one["key"])
+    spoil(one["routed_experts"])
