@@ -15,6 +15,7 @@ from trajreplay.query.routes.fetched import shares_of
 from trajreplay.query.routes.findings import RouteFindings, RouteReport, in_order
 from trajreplay.query.routes.installed import check_installed
 from trajreplay.query.routes.policy import RoutePolicy
+from trajreplay.query.routes.repeated import check_repeated
 from trajreplay.query.routes.replays import check_replays
 from trajreplay.query.routes.shards import check_shards
 from trajreplay.query.routes.shown import check_shown
@@ -60,6 +61,8 @@ def check_routes(folder: str | os.PathLike[str], policy: RoutePolicy) -> RouteRe
         put, matched = check_installed(trace, topology, held, shares, policy, say)
         if policy.contract == "transfer-queue":
             check_amounts(trace, topology, shares, held, matched, policy, say)
+        else:
+            check_repeated(trace, topology, policy, say)
         check_stage_routes(trace, policy, put, say)
         check_beyond(trace, policy, say)
         check_assigned(trace, topology, policy, say)

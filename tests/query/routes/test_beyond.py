@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.r3_checked import LAYOUTS, checked
-from tests.helpers.r3_defects import batches, spoil
+from tests.helpers.r3_defects import batches, replay_again, spoil
 from tests.helpers.r3_layouts import layouts
 from tests.helpers.r3_traces import Layout, Trace, make_trace
 
@@ -64,3 +64,27 @@ def test_routes_are_those_of_the_payload_only_where_all_shards_are_recorded(
 def test_one_stage_alone_has_nothing_to_be_compared_with() -> None:
     report = checked(make_trace(replace(LAYOUTS["long"], stages=("train",))))
     assert report.statuses["stage.routes"] == "not-applicable"
+
+
+@pytest.mark.parametrize("of", [Layout(), Layout(context=2), Layout(pipeline=2, data=2)])
+def test_without_fetches_a_micro_batch_that_is_replayed_twice_is_left_open(of: Layout) -> None:
+    of = replace(of, queue=False)
+    assert checked(make_trace(of), require=("assign.coverage",)).verdict == "pass"
+    trace = make_trace(of)
+    replay_again(trace, *of.stages)
+    assert checked(trace).verdict == "pass"
+    assert checked(trace, require=("assign.coverage",)).undecided == ("assign.coverage",)
+
+
+@pytest.mark.parametrize(("context", "status"), [(1, "pass"), (2, "unverified")])
+def test_replicas_of_the_same_samples_are_left_open_where_they_are_no_tensor_ranks(
+    context: int, status: str
+) -> None:
+    of = Layout(context=context, data=2, queue=False)
+    trace = make_trace(of)
+    names = list(trace.files)
+    for replica, other in zip(names[context:], names[:context], strict=True):
+        ranks = {name: trace.files[replica][0][name] for name in ("rank", "pid")}
+        trace.files[replica] = [one | ranks for one in trace.files[other]]
+    report = checked(trace)
+    assert (report.verdict, report.statuses["assign.coverage"]) == ("pass", status)
