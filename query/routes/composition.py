@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import numpy as np
-
 Row: TypeAlias = tuple[int, int, int]
-Table: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 MOST_CANDIDATES = 20_000
 _MOST_PERMUTED = 5
 _MOST_GUESSED_ROWS = 64
@@ -33,27 +31,31 @@ class Composition:
 
     def rows(self, cp_rank: int, cp_size: int) -> Iterator[Row]:
         """The identities that a context-parallel rank holds, in order."""
-        return ((row[0], row[1], row[2]) for row in self.table(cp_rank, cp_size).tolist())
+        values = self.values(cp_rank, cp_size)
+        return zip(values[0::3], values[1::3], values[2::3], strict=True)
 
-    def table(self, cp_rank: int, cp_size: int, most: int | None = None) -> Table:
-        """The same as an array, of its first rows.
+    def values(self, cp_rank: int, cp_size: int, most: int | None = None) -> array[int]:
+        """The same row after row, of the first rows.
 
         A packed sequence is cut into 2 cp_size chunks, of which rank k holds chunks k and
         2 cp_size - 1 - k. Padding of a packed sequence is zero throughout.
         """
-        pieces, left = [], sum(self.padded) if most is None else most
+        left = sum(self.padded) if most is None else most
+        values = array("i")
         for sample, (length, padded) in enumerate(zip(self.lengths, self.padded, strict=True)):
             for start, end in _spans(padded, cp_rank, cp_size):
-                piece = np.zeros((min(end - start, left), 3), np.int32)
-                filled = max(0, min(len(piece), length - start)) if self.packed else len(piece)
-                piece[:filled, 0] = sample
-                piece[:filled, 1] = np.arange(start, start + filled)
-                piece[: max(0, length - start), 2] = 1
-                pieces.append(piece)
-                left -= len(piece)
+                rows = min(end - start, left)
+                valid = max(0, min(rows, length - start))
+                filled = valid if self.packed else rows
+                piece = array("i", bytes(3 * rows * values.itemsize))
+                piece[0 : 3 * filled : 3] = array("i", [sample]) * filled
+                piece[1 : 3 * filled : 3] = array("i", range(start, start + filled))
+                piece[2 : 3 * valid : 3] = array("i", [1]) * valid
+                values += piece
+                left -= rows
             if left <= 0:
                 break
-        return np.concatenate(pieces)
+        return values
 
 
 def candidates(

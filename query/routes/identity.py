@@ -86,11 +86,9 @@ def _search(
 
 def _shows(candidate: Composition, recorded: TensorRecord, cp_rank: int, cp_size: int) -> bool:
     """Whether a candidate begins as the preview does, which settles many and costs little."""
-    shown = candidate.table(cp_rank, cp_size, len(recorded.preview) // 3 + 1).reshape(-1).tolist()
+    shown = candidate.values(cp_rank, cp_size, len(recorded.preview) // 3 + 1)
     return tuple(shown[: len(recorded.preview)]) == recorded.preview
 
 
 def _makes(candidate: Composition, recorded: TensorRecord, cp_rank: int, cp_size: int) -> bool:
-    return (
-        hashlib.sha256(candidate.table(cp_rank, cp_size).tobytes()).hexdigest() == recorded.sha256
-    )
+    return hashlib.sha256(candidate.values(cp_rank, cp_size)).hexdigest() == recorded.sha256
