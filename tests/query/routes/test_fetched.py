@@ -72,7 +72,8 @@ def test_samples_without_a_fetch_are_counted_and_refused_where_it_is_required(
     keys = keys_of(trace)
     report = checked(keep(trace, set(keys[:2] if first else keys[2:])))
     assert report.verdict == "pass"
-    told = [one.message for one in report.findings if one.rule == "installed.payload"]
+    told = [one for one in report.findings if one.rule == "installed.payload"]
+    told = [one for one in told if "shards are not recorded" not in one.message]
     if first and max(lengths) < 10:  # their samples are put together, each with its partner
         assert told == []
     else:
