@@ -29,15 +29,17 @@ def aggregation_of(settings: Settings, stage: str, name: str) -> LossSettings:
         Those of the loss themselves where the scalar goes by nothing of its own.
 
     >>> from trajreplay.schema.settings import with_changes
-    >>> gspo = with_changes(Settings(), {"loss.terms_aggregation": "token-mean"})
+    >>> gspo = with_changes(Settings(), {"loss.kl_loss_aggregation": "token-mean"})
     >>> [aggregation_of(gspo, "loss.policy", one).aggregation for one in ("pg_loss", "kl_loss")]
     ['seq-mean-token-mean', 'token-mean']
     """
     loss = settings.loss
     if stage == "loss.value":
         loss = _changed(loss, settings.value.aggregation, settings.value.mean_over)
-    if name in TERMS:
-        return _changed(loss, loss.terms_aggregation, loss.terms_mean_over)
+    if name == "entropy_loss":
+        return _changed(loss, loss.entropy_aggregation, loss.entropy_mean_over)
+    if name == "kl_loss":
+        return _changed(loss, loss.kl_loss_aggregation, loss.kl_loss_mean_over)
     if name in SCORED:
         return loss
     return _changed(loss, loss.metrics_aggregation, "same")

@@ -103,7 +103,7 @@ def _compare(block: Block, outputs: list[Recorded], losses: SampleLosses) -> Loo
         if by_sample and one.output.field in losses.of_batches:
             raise StageError(
                 f"{one.output.field} is recorded of each sample, and loss.nll_coef or "
-                "loss.terms_aggregation adds a mean of another kind, which no sample has a part of",
+                "a mean of entropy or KL of its own adds what no sample has a part of",
                 hint="Record it of the micro-batch, the rank or all ranks.",
             )
         scope = _compare_samples if by_sample else _compare_sum

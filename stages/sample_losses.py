@@ -118,7 +118,10 @@ class SampleLosses:
     def _terms_apart(self) -> tuple[str, ...]:
         """The terms of the loss that have a mean of their own."""
         whole = self._stage != POLICY or "loss" in self.tokens.terms
-        return () if whole else tuple(one for one in self.aggregates.apart if one in self.means)
+        if whole:
+            return ()
+        apart = self.aggregates.apart
+        return tuple(one for one in apart if one in self.means and self._coefs[one])
 
     @property
     def of_batches(self) -> tuple[str, ...]:

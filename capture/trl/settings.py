@@ -98,6 +98,7 @@ class Arithmetic:
             "loss.dual_clip": _optional(getattr(args, "delta", None)) if kind in _CLIPPED else None,
             "loss.sapo_tau_pos": float(getattr(args, "sapo_temperature_pos", 1.0)),
             "loss.sapo_tau_neg": float(getattr(args, "sapo_temperature_neg", 1.05)),
+            "loss.entropy_coef": float(trainer.entropy_coef) if self._bonus else 0.0,
             "loss.kl_loss_coef": beta,
             "loss.kl_loss_weighted": weighted and beta != 0.0,
             "loss.opsm_delta": None if self.on_policy else _optional(threshold),
@@ -133,6 +134,11 @@ class Arithmetic:
             _contract("loss.policy", self._shown_only(), scalars=("loss",)),
         )
 
+    @property
+    def _bonus(self) -> bool:
+        """Whether the loss has an entropy bonus, by the tokens of each micro-batch."""
+        return bool(getattr(self.trainer, "_entropy_bonus_enabled", False))
+
     def _shown_only(self) -> str:
         """Why the loss is recorded and not recomputed, or nothing."""
         trainer, args = self.trainer, self.trainer.args
@@ -149,7 +155,10 @@ class Arithmetic:
             ),
             "losses are weighted by vLLM's probabilities": trainer.use_vllm and corrected,
             "only tokens of high entropy count": getattr(trainer, "top_entropy_quantile", 1.0) < 1,
-            "the loss has an entropy bonus": getattr(trainer, "_entropy_bonus_enabled", False),
+            "the entropy bonus is adaptive": self._bonus
+            and bool(getattr(trainer, "use_adaptive_entropy", False)),
+            "the loss has an entropy bonus of another scale": self._bonus
+            and kind in _BY_GENERATION,
             "the loss has that of a router": getattr(trainer, "aux_loss_enabled", False),
             "VESPO has weights of its own": kind == "vespo"
             and any(getattr(args, name, value) != value for name, value in vespo.items()),

@@ -41,9 +41,11 @@ class LossSettings:
         aggregation: How tokens become the value of a sample or scope: `seq-mean-token-mean`,
             `token-mean`, `seq-mean-token-sum`, or `constant-norm`, a sum over a constant;
             `sum-of-sample-mean` is the first with batch_reduction sum.
-        terms_aggregation: The same of the entropy and the KL in the loss: `same` as its surrogate,
-            or of their own (OpenRLHF, and verl beside GSPO or SAPO: `token-mean`).
-        terms_mean_over: As mean_over, of those two (verl's legacy actor).
+        entropy_aggregation: The same of the entropy in the loss: `same` as its surrogate, or of its
+            own (OpenRLHF, TRL, and verl beside GSPO or SAPO: `token-mean`).
+        entropy_mean_over: As mean_over, of the entropy (TRL, verl's legacy actor: `micro-batch`).
+        kl_loss_aggregation, kl_loss_mean_over: The same two of the KL in the loss, which TRL adds
+            to its surrogate token by token.
         metrics_aggregation: The same of what is recorded of the ratio: clip fractions and ppo_kl
             (OpenRLHF and verl: `token-mean`).
         batch_reduction: How sample means become one number: `sum` or `mean`.
@@ -164,8 +166,10 @@ class LossSettings:
     eps_clip_high: float | None = number(None)
     entropy_coef: float = number(0.0)
     aggregation: str = name(*_AGGREGATIONS, "constant-norm")
-    terms_aggregation: str = name("same", *_AGGREGATIONS)
-    terms_mean_over: str = name("same", "scope", "micro-batch")
+    entropy_aggregation: str = name("same", *_AGGREGATIONS)
+    entropy_mean_over: str = name("same", "scope", "micro-batch")
+    kl_loss_aggregation: str = name("same", *_AGGREGATIONS)
+    kl_loss_mean_over: str = name("same", "scope", "micro-batch")
     metrics_aggregation: str = name("same", *_AGGREGATIONS)
     batch_reduction: str = name("sum", "mean")
     old_source: str = name("old", "rollout")

@@ -39,16 +39,18 @@ def _by_micro_batch(loss: LossSettings, columns: Collection[str]) -> str:
 
 def _over_batches(loss: LossSettings, columns: Collection[str]) -> str:
     """The setting by which means are taken over micro-batches; empty if they are not."""
-    has_terms = has_own_terms(loss) or "entropy" in columns
-    for name in ("mean_over", *(("terms_mean_over",) if has_terms else ())):
+    terms = own_terms(loss)
+    if "micro_batch_id" in columns and "entropy" in columns:
+        terms = (*terms, "entropy")  # without these, an entropy that nothing adds is not looked at
+    for name in ("mean_over", *(f"{one}_mean_over" for one in terms)):
         if getattr(loss, name) == "micro-batch" and loss.batch_reduction == "mean":
             return f"loss.{name} is 'micro-batch'"
     return ""
 
 
-def has_own_terms(loss: LossSettings) -> bool:
-    """Whether there is a KL or a bonus in a loss, which may have a mean of its own."""
-    return loss.kl_loss_coef != 0 or loss.entropy_coef != 0
+def own_terms(loss: LossSettings) -> tuple[str, ...]:
+    """What is added to a surrogate and may have a mean of its own: KL and entropy."""
+    return tuple(one for one in ("kl_loss", "entropy") if getattr(loss, f"{one}_coef") != 0)
 
 
 def _value_over_batches(settings: Settings) -> str:
@@ -78,7 +80,8 @@ def only_inspected(stage: str, settings: Settings, columns: Collection[str]) -> 
 def means_over_samples(settings: Settings) -> bool:
     """Whether a mean over samples is taken of anything, so that it matters which of them count."""
     loss = settings.loss
-    names = (loss.aggregation, loss.terms_aggregation, loss.metrics_aggregation)
+    own = (loss.entropy_aggregation, loss.kl_loss_aggregation)
+    names = (loss.aggregation, *own, loss.metrics_aggregation)
     by_rows = loss.aggregation == "constant-norm" and loss.constant_norm_by_rows
     of_samples = any(one.startswith("seq-mean") for one in (*names, settings.value.aggregation))
     return by_rows or (of_samples and loss.batch_reduction == "mean")
@@ -87,7 +90,8 @@ def means_over_samples(settings: Settings) -> bool:
 def means_over_micro_batches(settings: Settings) -> bool:
     """Whether a mean is taken over micro-batches and then over these."""
     loss = settings.loss
-    return "micro-batch" in (loss.mean_over, loss.terms_mean_over, settings.value.mean_over)
+    own = (loss.entropy_mean_over, loss.kl_loss_mean_over)
+    return "micro-batch" in (loss.mean_over, *own, settings.value.mean_over)
 
 
 def reads_old(loss: LossSettings) -> bool:
@@ -276,18 +280,25 @@ def value_contradictions(settings: Settings) -> Iterator[str]:
 
 def _of_own_means(loss: LossSettings) -> Iterator[str]:
     """What terms and metrics that become one number in their own way do not go with."""
-    for name in ("terms_aggregation", "terms_mean_over", "metrics_aggregation"):
-        if getattr(loss, name) != "same":
-            yield from _apart(f"loss.{name} is {getattr(loss, name)!r}", loss)
-    if loss.terms_mean_over == "micro-batch" and loss.batch_reduction != "mean":
-        yield "loss.terms_mean_over is 'micro-batch' and loss.batch_reduction is 'sum'"
-
-
-def _apart(what: str, loss: LossSettings) -> Iterator[str]:
-    if loss.fragments == "shared":
-        yield f"{what} and loss.fragments are 'shared'"
-    if loss.aggregation == "constant-norm" and loss.mean_over == "scope":
-        yield f"{what} and loss.aggregation is 'constant-norm'"
+    terms = own_terms(loss)
+    means = tuple(f"{one}_{kind}" for one in terms for kind in ("aggregation", "mean_over"))
+    for name in (*means, "metrics_aggregation"):
+        if getattr(loss, name) == "same":
+            continue
+        if loss.fragments == "shared":
+            yield f"loss.{name} is {getattr(loss, name)!r} and loss.fragments are 'shared'"
+        if loss.aggregation == "constant-norm" and loss.batch_reduction != "mean":
+            yield (
+                f"loss.{name} is {getattr(loss, name)!r}, loss.aggregation 'constant-norm' and "
+                "loss.batch_reduction 'sum'"
+            )
+    for name in (f"{one}_mean_over" for one in terms):
+        found = getattr(loss, name)
+        if found == "micro-batch" and loss.batch_reduction != "mean":
+            yield f"loss.{name} is 'micro-batch' and loss.batch_reduction is 'sum'"
+        kind = getattr(loss, name.replace("mean_over", "aggregation"))
+        if found == "micro-batch" and (kind, loss.aggregation) == ("same", "constant-norm"):
+            yield f"loss.{name} is 'micro-batch' and loss.aggregation is 'constant-norm'"
 
 
 def policy_needs(settings: Settings, columns: Collection[str]) -> Needs:
@@ -316,9 +327,16 @@ def policy_needs(settings: Settings, columns: Collection[str]) -> Needs:
     if _by_micro_batch(loss, columns):
         reads["micro_batch_id"] = None
     # Without a bonus the loss does not read the entropy, so a capture may leave it out.
-    if loss.entropy_coef != 0 or "entropy" in columns:
+    if loss.entropy_coef != 0 or ("entropy" in columns and _averages_entropy(loss, columns)):
         reads["entropy"] = None
     return tuple(reads), _scalars(loss, "entropy" in reads)
+
+
+def _averages_entropy(loss: LossSettings, columns: Collection[str]) -> bool:
+    """Whether a mean of the entropy can be taken where nothing asks for it."""
+    batches = loss.entropy_mean_over != "micro-batch" or "micro_batch_id" in columns
+    own = loss.entropy_aggregation not in ("same", loss.aggregation)
+    return batches and not (own and loss.fragments == "shared")
 
 
 def _scalars(loss: LossSettings, bonus: bool) -> tuple[str, ...]:

@@ -96,7 +96,8 @@ def _of_losses(stage: str, settings: Settings) -> Iterator[str]:
         yield "loss.nll_coef is stated; a kernel gives a policy loss without a likelihood"
     if loss.fragments == "shared":
         yield "loss.fragments are 'shared'; what a kernel gives is averaged sample by sample"
-    over = {"loss.mean_over": loss.mean_over, "loss.terms_mean_over": loss.terms_mean_over}
+    names = ("mean_over", *(f"{term}_mean_over" for term in losses.own_terms(loss)))
+    over = {f"loss.{name}": getattr(loss, name) for name in names}
     over["value.mean_over"] = settings.value.mean_over
     for name, value in over.items():
         if value not in ("scope", "same"):

@@ -214,7 +214,7 @@ def not_read(stage: str, settings: Settings, columns: Collection[str] = ()) -> I
         if one.where(settings):
             continue
         for name in one.fields:
-            if name == "terms_mean_over" and "entropy" in columns:
+            if name.startswith("entropy_") and "entropy" in columns:
                 continue
             found = getattr(getattr(settings, one.section), name)
             if all(found != known for known in _filled(one.section, name)):

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from trajreplay.schema.settings import Settings
 from trajreplay.stages.capability.losses import (
-    has_own_terms,
     means_over_micro_batches,
     means_over_samples,
     reads_old,
@@ -233,9 +232,15 @@ OF_LOSSES = (
     ),
     Read(
         "loss",
-        ("terms_mean_over",),
-        lambda one: has_own_terms(one.loss),
-        "beside loss.kl_loss_coef or loss.entropy_coef",
+        ("kl_loss_aggregation", "kl_loss_mean_over"),
+        _takes_kl,
+        "where loss.kl_loss_coef is not 0",
+    ),
+    Read(
+        "loss",
+        ("entropy_aggregation", "entropy_mean_over"),
+        lambda one: one.loss.entropy_coef != 0,
+        "of an entropy bonus, or an entropy that is recorded",
     ),
     Read("loss", ("denominator_rows",), means_over_samples, "by means over samples"),
     Read("loss", ("micro_batch_weight",), means_over_micro_batches, "by means over micro-batches"),

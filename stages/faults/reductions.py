@@ -179,11 +179,19 @@ def factors(stage: str) -> Tries:
 
 def _terms_apart(block: Block) -> Iterable[Told]:
     """Entropy and KL that become one number as the surrogate does, or by a mean of their own."""
-    if setting(block, "loss.entropy_coef") or setting(block, "loss.kl_loss_coef"):
-        for one in ("same", "token-mean", "seq-mean-token-mean"):
-            if one != setting(block, "loss.terms_aggregation"):
-                said = "as the surrogate is" if one == "same" else f"by {one}"
-                yield Told(Variant({"loss.terms_aggregation": one}), said)
+    names = {"entropy": "entropy", "kl_loss": "KL"}
+    live = [one for one in names if setting(block, f"loss.{one}_coef")]
+    for one in ("same", "token-mean", "seq-mean-token-mean"):
+        said = "as the surrogate is" if one == "same" else f"by {one}"
+        for among in [live] if len(live) < 2 else [live, live[:1], live[1:]]:
+            changes = {
+                f"loss.{term}_aggregation": one
+                for term in among
+                if one != setting(block, f"loss.{term}_aggregation")
+            }
+            if changes:
+                terms = " and ".join(names[term] for term in among)
+                yield Told(Variant(changes), f"{terms} aggregated {said}")
 
 
 FAULTS = (
@@ -255,8 +263,8 @@ FAULTS = (
     fault(
         "terms-aggregation",
         "entropy and KL aggregated otherwise than the surrogate, or not",
-        "the loss with entropy and KL aggregated {}",
-        "loss.terms_aggregation: token-mean in OpenRLHF, and in verl beside GSPO or SAPO",
+        "the loss with {}",
+        "loss.entropy_aggregation and loss.kl_loss_aggregation: token-mean in OpenRLHF, say",
         _terms_apart,
     ),
 )

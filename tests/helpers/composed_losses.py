@@ -170,8 +170,10 @@ class LossTrainer(SurrogateRows):
         """How a scalar becomes one number: its aggregation, and what its mean is over."""
         loss, value = self.settings.loss, self.settings.value
         kind, over = "same", "same"
-        if name in ("entropy_loss", "kl_loss"):
-            kind, over = loss.terms_aggregation, loss.terms_mean_over
+        if name == "entropy_loss":
+            kind, over = loss.entropy_aggregation, loss.entropy_mean_over
+        elif name == "kl_loss":
+            kind, over = loss.kl_loss_aggregation, loss.kl_loss_mean_over
         elif name not in ("pg_loss", "value_loss"):
             kind = loss.metrics_aggregation
         if stage == "loss.value":

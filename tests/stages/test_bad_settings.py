@@ -267,7 +267,8 @@ def test_the_weight_of_a_kl_that_is_not_there_asks_for_nothing(
 
 def test_means_of_terms_over_micro_batches_ask_for_these_where_there_are_terms() -> None:
     changed: dict[str, Any] = {
-        "loss.terms_mean_over": "micro-batch",
+        "loss.kl_loss_mean_over": "micro-batch",
+        "loss.entropy_mean_over": "micro-batch",
         "loss.batch_reduction": "mean",
     }
 
@@ -278,7 +279,7 @@ def test_means_of_terms_over_micro_batches_ask_for_these_where_there_are_terms()
     assert asked({}) == "recompute"
     assert asked({"loss.kl_loss_coef": 0.1}) == "inspect-only"
     assert asked({"loss.entropy_coef": 0.1}) == "inspect-only"
-    assert asked({}, ("entropy",)) == "inspect-only"
+    assert asked({}, ("entropy",)) == "recompute"  # without a mean of the entropy
 
 
 # What the data of a training, and no setting, may still be refused for.

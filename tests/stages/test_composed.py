@@ -589,7 +589,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
         {
             "loss.ratio": "sequence-mean",
             "loss.kl_loss_coef": 0.1,
-            "loss.terms_aggregation": "token-mean",
+            "loss.kl_loss_aggregation": "token-mean",
             "loss.metrics_aggregation": "token-mean",
             **MEAN,
         },
@@ -598,25 +598,51 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "entropy of samples beside tokens": (
         {
             "loss.aggregation": "token-mean",
-            "loss.terms_aggregation": "seq-mean-token-mean",
+            "loss.entropy_aggregation": "seq-mean-token-mean",
             **MEAN,
         },
         POLICY,
     ),
     "terms by micro-batch": (
-        {"loss.kl_loss_coef": 0.1, "loss.terms_mean_over": "micro-batch", **MEAN},
+        {
+            "loss.kl_loss_coef": 0.1,
+            "loss.kl_loss_mean_over": "micro-batch",
+            "loss.entropy_mean_over": "micro-batch",
+            **MEAN,
+        },
         POLICY,
     ),
     "terms of the scope beside micro-batches": (
         {
             "loss.mean_over": "micro-batch",
-            "loss.terms_mean_over": "scope",
-            "loss.terms_aggregation": "token-mean",
+            "loss.entropy_mean_over": "scope",
+            "loss.entropy_aggregation": "token-mean",
             **MEAN,
         },
         POLICY,
     ),
-    "sums of tokens beside means": ({"loss.terms_aggregation": "token-mean"}, POLICY),
+    "entropy of trl beside samples": (
+        {
+            "loss.entropy_aggregation": "token-mean",
+            "loss.entropy_mean_over": "micro-batch",
+            "loss.kl_loss_coef": 0.1,
+            **MEAN,
+        },
+        POLICY,
+    ),
+    "entropy of trl beside a constant": (
+        {
+            "loss.aggregation": "constant-norm",
+            "loss.constant_norm": 16.0,
+            "loss.constant_norm_by_rows": True,
+            "loss.entropy_aggregation": "token-mean",
+            "loss.entropy_mean_over": "micro-batch",
+            "loss.kl_loss_coef": 0.1,
+            **MEAN,
+        },
+        POLICY,
+    ),
+    "sums of tokens beside means": ({"loss.entropy_aggregation": "token-mean"}, POLICY),
     "value of tokens": ({"value.aggregation": "token-mean", **MEAN}, VALUE),
     "value by micro-batch": (
         {"value.aggregation": "token-mean", "value.mean_over": "micro-batch", **MEAN},
@@ -810,12 +836,12 @@ BESIDE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "the tokens that are masked of a value loss": (CLIPPED, {"value.counts": "response"}, VALUE),
     "how a kl becomes one number": (
         {"loss.kl_loss_coef": 0.1, **MEAN},
-        {"loss.terms_aggregation": "token-mean"},
+        {"loss.kl_loss_aggregation": "token-mean"},
         POLICY,
     ),
     "what a kl is averaged over": (
         {"loss.kl_loss_coef": 0.1, "loss.aggregation": "token-mean", **MEAN},
-        {"loss.terms_mean_over": "micro-batch"},
+        {"loss.kl_loss_mean_over": "micro-batch"},
         POLICY,
     ),
     "how a clip fraction becomes one number": (
@@ -900,11 +926,11 @@ def test_a_weight_that_float32_does_not_hold_becomes_what_is_stated(
         ),
         ({"loss.denominator_rows": "kept", **KEPT, **MEAN}, POLICY, "denominator_rows are 'kept'"),
         (
-            {"loss.terms_aggregation": "token-mean", "loss.fragments": "shared"},
+            {"loss.entropy_aggregation": "token-mean", "loss.fragments": "shared"},
             POLICY,
             "loss.fragments are 'shared'",
         ),
-        ({"loss.terms_mean_over": "micro-batch"}, POLICY, "batch_reduction is 'sum'"),
+        ({"loss.entropy_mean_over": "micro-batch"}, POLICY, "batch_reduction is 'sum'"),
         ({"value.mean_over": "micro-batch"}, VALUE, "value.mean_over is 'micro-batch'"),
         ({"value.aggregation": "constant-norm"}, VALUE, "loss.constant_norm is not stated"),
         (

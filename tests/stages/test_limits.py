@@ -11,6 +11,7 @@ from trajreplay.stages.capability import ability, limits
 
 HELD = {*STEPS.names} - {"context_rank", "context_size"}
 MEAN = {"loss.batch_reduction": "mean"}
+TERMS = {**MEAN, "loss.kl_loss_coef": 0.1}
 # A setting whose value is not recomputed somewhere, beside what, and what the matrix prints of it.
 LIMITED: list[tuple[str, str, Any, dict[str, Any], str]] = [
     ("loss.policy", "loss.surrogate", "m2po", {}, "inspect-only"),
@@ -25,7 +26,7 @@ LIMITED: list[tuple[str, str, Any, dict[str, Any], str]] = [
     ),
     ("loss.policy", "loss.mean_over", "micro-batch", MEAN, "inspect-only"),
     ("loss.value", "value.counts", "unshifted", {}, "inspect-only"),
-    ("loss.policy", "loss.terms_mean_over", "micro-batch", MEAN, "inspect-only"),
+    ("loss.policy", "loss.kl_loss_mean_over", "micro-batch", TERMS, "inspect-only"),
     ("loss.policy", "loss.m2_threshold", 0.5, {}, "inspect-only"),
     ("loss.policy", "loss.nll_coef", 0.5, {}, "inspect-only"),
     ("loss.value", "value.mean_over", "micro-batch", MEAN, "inspect-only"),

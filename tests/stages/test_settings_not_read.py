@@ -91,8 +91,8 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ),
     ("loss.opsm_delta", {"loss.opsm_delta": 0.1}, {"loss.proximal": "current"}),
     (
-        "loss.terms_mean_over",
-        {"loss.terms_mean_over": "micro-batch", "loss.kl_loss_coef": 0.1},
+        "loss.kl_loss_mean_over",
+        {"loss.kl_loss_mean_over": "micro-batch", "loss.kl_loss_coef": 0.1},
         {"loss.kl_loss_coef": 0.0},
     ),
     ("loss.sapo_tau_pos", {"loss.sapo_tau_pos": 3.0}, {"loss.surrogate": "cispo"}),
@@ -141,7 +141,8 @@ UNSEEN = {
     "advantage.otb_zero_tail",  # of samples that end together
     "loss.batch_reduction",  # stated by the outputs themselves
     "loss.advantage_level",  # what is linear in the advantages
-    "loss.terms_mean_over",  # the scope, where the loss is a mean over it
+    "loss.entropy_mean_over",  # the scope, where the loss is a mean over it
+    "loss.kl_loss_mean_over",  # the scope, where the loss is a mean over it
     "value.mean_over",  # likewise
     "loss.ratio",  # one, of what has none
     "loss.undefined_weight",  # every weight here is finite

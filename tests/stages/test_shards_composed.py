@@ -27,7 +27,8 @@ SUMMED = sorted(
     for name, (changes, _) in CHANGES.items()
     if not changes.keys()
     & {"loss.aggregation", "loss.batch_reduction", "loss.fragments", "loss.nll_coef"}
-    and not changes.keys() & {"loss.terms_aggregation", "value.aggregation"}
+    and not changes.keys()
+    & {"loss.entropy_aggregation", "loss.kl_loss_aggregation", "value.aggregation"}
     and not {"rank", "stride"} & {str(one) for one in changes.values()}
 )
 ZIGZAG = LayoutSettings("zigzag")

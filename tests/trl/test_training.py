@@ -60,6 +60,13 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "a step of two generations": {"loss_type": "dapo", "steps_per_generation": 2},
     "no accumulation, and a temperature": {"gradient_accumulation_steps": 1, "temperature": 0.7},
+    "an entropy bonus": {"loss_type": "grpo", "entropy_coef": 0.5, "num_iterations": 2},
+    "an entropy bonus beside a constant": {
+        **KL,
+        "loss_type": "dr_grpo",
+        "entropy_coef": 0.5,
+        "num_iterations": 2,
+    },
     "each reward normalised": {
         "multi_objective_aggregation": "normalize_then_sum",
         "scale_rewards": "none",  # which it then does not read
@@ -70,7 +77,12 @@ CASES: dict[str, dict[str, Any]] = {
 SHOWN: dict[str, tuple[dict[str, Any], str, str]] = {
     "gspo with weighted kl": ({**BY_SEQUENCE, "beta": 0.04}, "loss.policy", "KL of its tokens"),
     "high entropy only": ({"top_entropy_quantile": 0.5}, "loss.policy", "high entropy"),
-    "entropy bonus": ({"entropy_coef": 0.01}, "loss.policy", "entropy bonus"),
+    "entropy bonus": ({"entropy_coef": 0.01}, "loss.policy", "entropy bonus of another scale"),
+    "adaptive bonus": (
+        {"loss_type": "grpo", "use_adaptive_entropy": True},
+        "loss.policy",
+        "bonus is adaptive",
+    ),
 }
 
 
