@@ -97,7 +97,8 @@ class Aggregates:
 
     def shares(self, name: str) -> Tensor:
         """(S,) What each sample is multiplied by in a sum over the means of micro-batches."""
-        if self._loss(name).mean_over == "micro-batch":
+        micro_batches = self._given[3]  # None where no mean over them is asked for
+        if self._loss(name).mean_over == "micro-batch" and micro_batches is not None:
             return self.of(name).shares
         return torch.ones_like(self._given[0])
 

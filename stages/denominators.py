@@ -39,6 +39,7 @@ class Denominators:
     def by_batch(self, output: Output) -> bool:
         """Whether an output is a mean over the means of micro-batches."""
         averaged = self._settings.mean_over == "micro-batch" and output.reduction != "sum"
+        averaged &= self._micro_batches is not None
         return averaged and output.scope in ("rank", "global")
 
     @cached_property

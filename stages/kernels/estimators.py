@@ -130,18 +130,16 @@ def distillation_advantages(
     *,
     advantages: Tensor | None = None,
     coefficient: float = 1.0,
-    loss_mask: Tensor | None = None,
 ) -> Tensor:
     """Pull the policy towards a teacher, token by token.
 
-        y_t = m_t (A_t - coefficient (log pi_t - log teacher_t))
+        y_t = A_t - coefficient (log pi_t - log teacher_t)
 
     Args:
         log_probs: (N,) float. Of the policy, as sampled or before the update. Nat.
         teacher_log_probs: (N,) float. Of the teacher at the same tokens. Nat.
         advantages: (N,) float, A; 0 if not given.
         coefficient: What a nat costs. Unit of `advantages` per nat.
-        loss_mask: (N,) bool, integer or float, m; 1 if not given.
 
     Returns:
         (N,) in the dtype of `log_probs` if that is floating, else float64. Unit of `advantages`.
@@ -150,8 +148,8 @@ def distillation_advantages(
         StageError: The inputs differ in length.
 
     Conventions:
-        Runs in float64. slime takes it off any estimator's advantages, masked tokens included;
-        NeMo-RL's opd has it alone, and masked. A masked token may be NaN.
+        Runs in float64. slime takes it off any estimator's advantages; NeMo-RL's opd has it alone,
+        and 0 at masked tokens. Masks are not looked at.
 
     Source:
         Lu et al. 2025, On-policy distillation, thinkingmachines.ai/blog/on-policy-distillation;
@@ -164,13 +162,10 @@ def distillation_advantages(
         "log_probs": (log_probs, "N"),
         "teacher_log_probs": (teacher_log_probs, "N"),
         "advantages": (log_probs if advantages is None else advantages, "N"),
-        "loss_mask": (log_probs if loss_mask is None else loss_mask, "N"),
     }
     check_shapes("distillation_advantages", **given)
     pull = coefficient * (teacher_log_probs.double() - log_probs.double())
     result = pull if advantages is None else advantages.double() + pull
-    if loss_mask is not None:
-        result = torch.where(loss_mask != 0, result, 0.0)
     return in_dtype_of(log_probs, result)
 
 

@@ -12,7 +12,7 @@ OF_THE_GROUP = ("mean", "leave-one-out", "length-weighted")
 GROUP_BASELINES = ("none", *OF_THE_GROUP, "greedy")
 DIVISORS = ("none", "std", "std-around-baseline", "leave-one-out-std", "baseline")
 EPSILON_PLACES = ("added", "floored", "inside")
-LONE_RULES = ("zero", "keep", "nan", "raise")
+LONE_RULES = ("zero", "keep", "nan")
 MISSING_RULES = ("keep", "exclude")
 
 
@@ -52,7 +52,7 @@ def normalise_rewards(
         epsilon_place: `added` as above, `floored` (sqrt(max(v, epsilon)) + epsilon) or `inside`
             (sqrt(v + epsilon)).
         lone: What a sample alone in its group, or in one too small for its divisor, scores:
-            `zero`, `keep` (b is 0 there, d is 1 + epsilon), `nan` (0 / 0) or `raise`.
+            `zero`, `keep` (b is 0 there, d is 1 + epsilon) or `nan` (0 / 0).
         missing: `keep` (NaN reaches its group) or `exclude` (from every statistic; scores 0).
         lengths: (S,) integer or float, l. For the length-weighted baseline. Token.
         greedy_rewards: (S,) float. For the greedy baseline. Unit of `rewards`.
@@ -62,8 +62,8 @@ def normalise_rewards(
         their unit without divisor.
 
     Raises:
-        StageError: The inputs differ in length, an option has no such value, what a baseline
-            needs is not given, or `lone` is `raise` and a sample is alone.
+        StageError: The inputs differ in length, an option has no such value, or what a
+            baseline needs is not given.
 
     Conventions:
         Sums run in float64 on rewards less the smallest of the group, so that equal rewards score
@@ -212,10 +212,4 @@ def others_equal(raw: Tensor, groups: Groups) -> Tensor:
 
 def _with_lone(scored: Tensor, own: Tensor, alone: Tensor, lone: str) -> Tensor:
     """Score the samples that are alone by the rule for them."""
-    if lone == "raise" and bool(alone.any()):
-        raise StageError(
-            f"normalise_rewards: {int(alone.sum())} of {alone.numel()} samples are alone in their "
-            f"group, expected two or more in each",
-            hint="Complete the groups, or choose what a lone sample scores.",
-        )
     return torch.where(alone, 0.0 if lone == "zero" else own, scored)

@@ -43,7 +43,7 @@ def off_policy_keep(
 
     Conventions:
         OPSM in slime and Relax (1e-4); TRL `off_policy_mask_threshold` compares with the rollout
-        where there is one, and counts NaN as 0: `log_ratio(..., undefined=0.0)`. What is dropped
+        where there is one, and counts a log ratio of NaN as 0. What is dropped
         has loss 0 and stays in the denominators. slime's clip fraction is a sum over samples of
         dropped tokens, masked ones among them, by trained tokens: no fraction. Sums run in
         float64. A sample without trained tokens has divergence 0.

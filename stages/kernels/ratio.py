@@ -1,6 +1,5 @@
 """Ratios of probabilities: of tokens and of samples, clamped, and 1 where a trainer says so."""
 
-import torch
 from torch import Tensor
 
 from trajreplay.stages.kernels.masked import sample_values
@@ -15,7 +14,6 @@ def log_ratio(
     old_log_probs: Tensor | None,
     *,
     clamp: tuple[float, float] | None = None,
-    undefined: float | None = None,
 ) -> Tensor:
     """Compare the log-probabilities of tokens under two policies.
 
@@ -26,7 +24,6 @@ def log_ratio(
         old_log_probs: (N,) float. The same under the other; None where the trainer divides the
             policy by itself. Nat.
         clamp: Lowest and highest value, infinite for none. Nat.
-        undefined: What NaN and infinities become, before the clamp; None leaves them. Nat.
 
     Returns:
         (N,) in the dtype of the inputs. Nat.
@@ -52,8 +49,6 @@ def log_ratio(
     other = log_probs.detach() if old_log_probs is None else old_log_probs
     check_shapes("log_ratio", log_probs=(log_probs, "N"), old_log_probs=(other, "N"))
     difference = log_probs - other
-    if undefined is not None:
-        difference = torch.where(torch.isfinite(difference), difference, undefined)
     return difference if clamp is None else difference.clamp(*clamp)
 
 

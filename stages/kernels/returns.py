@@ -9,7 +9,6 @@ from trajreplay.stages.kernels.scans import linear_scan, per_token, sample_of
 from trajreplay.stages.kernels.segments import check_segments, check_shapes
 
 REWARDED_TOKENS = ("last", "last-unmasked", "after-last-unmasked")
-UNREWARDED_RULES = ("drop", "raise")
 RETURN_RULES = ("through", "reset", "carry", "multiply")
 
 
@@ -19,7 +18,6 @@ def token_rewards(
     offsets: Tensor,
     *,
     reward_at: str = "last-unmasked",
-    unrewarded: str = "drop",
     kl: Tensor | None = None,
     kl_coef: float = 0.0,
     kl_masked: bool = True,
@@ -34,7 +32,6 @@ def token_rewards(
         offsets: (S+1,) int64. Where each sample begins, and N.
         reward_at: `last` (token of the response), `last-unmasked` or `after-last-unmasked` (the
             token behind that, if the response has one).
-        unrewarded: What a sample without such a token does with its reward: `drop` or `raise`.
         kl: (N,) float. An estimate of the KL divergence at each token. Nat.
         kl_coef: What it costs. Unit of the reward per nat.
         kl_masked: Whether m is in it; otherwise masked tokens pay too.
@@ -43,14 +40,15 @@ def token_rewards(
         (N,) in the dtype of `rewards` if that is floating, else float64. Unit of `rewards`.
 
     Raises:
-        StageError: The inputs differ in length, an option has no such value, a coefficient is
-            given without a KL, or `unrewarded` is `raise` and a sample has no token to reward.
+        StageError: The inputs differ in length, an option has no such value, or a coefficient
+            is given without a KL.
 
     Conventions:
-        Runs in float64. slime's REINFORCE++ rewards the last unmasked token and refuses a sample
-        without one; Relax drops its reward. GAE in slime, verl and AReaL rewards the last
-        token of the response; OpenRLHF the last unmasked; TRL's PPO the first token of padding, if
-        there is any: capture that token, too, masked. slime's GAE does not mask the KL. A
+        Runs in float64. A sample without such a token drops its reward, as in Relax. slime's
+        REINFORCE++ rewards the last unmasked token and refuses a sample without one. GAE in slime,
+        verl and AReaL rewards the last token of the response; OpenRLHF the last unmasked; TRL's PPO
+        the first token of padding, if there is any: capture that token, too, masked. slime's GAE
+        does not mask the KL. A
         masked KL may be NaN. A coefficient of 0 leaves the KL out, whatever it is.
 
     Source:
@@ -68,7 +66,6 @@ def token_rewards(
     lengths = offsets.diff()
     check_shapes(kernel, samples=(lengths, "S"), rewards=(rewards, "S"))
     check_option(kernel, "reward_at", reward_at, REWARDED_TOKENS)
-    check_option(kernel, "unrewarded rule", unrewarded, UNREWARDED_RULES)
     unmasked = loss_mask != 0
     result = torch.zeros(loss_mask.shape, dtype=torch.float64, device=rewards.device)
     if kl_coef:
@@ -90,12 +87,6 @@ def token_rewards(
     found = rewarded >= 0
     if reward_at == "after-last-unmasked":
         rewarded = torch.where(found, torch.minimum(rewarded + 1, offsets[1:] - 1), -1)
-    if unrewarded == "raise" and not bool(found.all()):
-        raise StageError(
-            f"{kernel}: {int((~found).sum())} of {found.numel()} samples have no {reward_at} "
-            f"token, expected one in each",
-            hint="Leave such samples out, or drop their reward.",
-        )
     result = result.index_add(0, rewarded[found], rewards.double()[found])
     return in_dtype_of(rewards, result)
 

@@ -245,7 +245,7 @@ def test_a_part_of_a_cohort_is_not_given_to_a_kernel_that_may_need_all(lake: Lak
     ("stage", "changes"),
     [
         ("loss.policy", {"loss.mean_over": "micro-batch"}),
-        ("loss.policy", {"loss.entropy_coef": 0.1, "loss.entropy_mean_over": "micro-batch"}),
+        ("loss.policy", {"loss.entropy_mean_over": "micro-batch", "loss.entropy_coef": 0.1}),
         ("loss.value", {"value.mean_over": "micro-batch"}),
         ("loss.policy", {"loss.nll_coef": 0.1}),
         ("loss.policy", {"loss.count_epsilon": -5.0}),

@@ -81,7 +81,7 @@ def every_kernel(
         whiten(values, mask, set_index=sets, one_pass=True),
         gpg_rewards(raw, groups),
         pass_at_k_rewards(raw, groups),
-        distillation_advantages(log_probs, -values, advantages=kl, loss_mask=mask),
+        distillation_advantages(log_probs, -values, advantages=kl),
         override_advantages(values, mask, advantage=-1.0),
         optimal_token_advantages(placed, log_probs, 1 + kl, mask, groups, offsets),
     ]

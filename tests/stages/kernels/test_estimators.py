@@ -86,14 +86,13 @@ def test_an_undefined_reward_reaches_its_group_only(kernel: Any) -> None:
     assert scored.isnan().tolist() == [True, True, False, False]
 
 
-@given(ROWS, VALUES, VALUES, st.sampled_from([0.0, 1.0, -0.5]), st.booleans(), st.booleans())
+@given(ROWS, VALUES, VALUES, st.sampled_from([0.0, 1.0, -0.5]), st.booleans())
 def test_distillation_equals_a_loop(
     rows: Packed,
     pool: list[float],
     teacher: list[float],
     coefficient: float,
     estimated: bool,
-    masked: bool,
 ) -> None:
     log_probs, teacher_log_probs = rows.tensor(pool), rows.tensor(teacher)
     advantages = rows.tensor(pool[::-1]) if estimated else None
@@ -102,13 +101,12 @@ def test_distillation_equals_a_loop(
         teacher_log_probs,
         advantages=advantages,
         coefficient=coefficient,
-        loss_mask=rows.mask if masked else None,
     )
     before = [0.0] * rows.tokens if advantages is None else advantages.tolist()
     expected = [
-        a - coefficient * (student - taught) if m or not masked else 0.0
-        for a, student, taught, m in zip(
-            before, log_probs.tolist(), teacher_log_probs.tolist(), rows.loss_mask, strict=True
+        a - coefficient * (student - taught)
+        for a, student, taught in zip(
+            before, log_probs.tolist(), teacher_log_probs.tolist(), strict=True
         )
     ]
     assert result.tolist() == pytest.approx(expected, abs=1e-12)
@@ -153,7 +151,5 @@ def test_what_does_not_fit_is_refused() -> None:
         pass_at_k_rewards(FOUR, ONE_GROUP, ddof=3)
     with pytest.raises(StageError, match="teacher_log_probs has 3 along N, expected 4"):
         distillation_advantages(four, three)
-    with pytest.raises(StageError, match="loss_mask has 3 along N, expected 4"):
-        distillation_advantages(four, four, loss_mask=three)
     with pytest.raises(StageError, match="flagged has 3 along N, expected 4"):
         override_advantages(four, three, advantage=0.0)

@@ -272,7 +272,6 @@ def test_inputs_are_not_changed() -> None:
         ({"ddof": 2}, "ddof is 2, expected 0 or 1"),
         ({"baseline": "greedy"}, "baseline 'greedy' without greedy_rewards"),
         ({"baseline": "length-weighted"}, "baseline 'length-weighted' without lengths"),
-        ({"lone": "raise"}, "1 of 3 samples are alone in their group, expected two or more"),
         ({"divisor_index": torch.zeros(2)}, "divisor_index has 2 along S, expected 3"),
     ],
 )

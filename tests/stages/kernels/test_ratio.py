@@ -59,10 +59,9 @@ def test_without_old_log_probs_the_ratio_is_1() -> None:
     assert found.exp().tolist() == [1.0, 1.0]
 
 
-def test_what_is_undefined_becomes_what_is_asked_for() -> None:
+def test_a_clamp_bounds_infinities_and_leaves_what_is_undefined() -> None:
     log_probs = torch.tensor([-math.inf, math.nan, -1.0])
     old_log_probs = torch.tensor([-math.inf, -1.0, -math.inf])
-    assert log_ratio(log_probs, old_log_probs, undefined=0.0).tolist() == [0.0, 0.0, 0.0]
     left = log_ratio(log_probs, old_log_probs, clamp=(-20.0, 20.0))
     assert left.isnan().tolist() == [True, True, False]
     assert left[2] == 20.0

@@ -201,7 +201,7 @@ def test_golden_returns() -> None:
     assert newer.tolist() == [1.0, 1.0, 0.0, 1.0, 1.0]
 
 
-def test_a_sample_with_nothing_to_reward_drops_its_reward_or_is_refused() -> None:
+def test_a_sample_with_nothing_to_reward_drops_its_reward() -> None:
     rewards, mask, offsets = (
         torch.tensor([1.0, 2.0, 3.0]),
         torch.zeros(2),
@@ -209,10 +209,6 @@ def test_a_sample_with_nothing_to_reward_drops_its_reward_or_is_refused() -> Non
     )
     assert token_rewards(rewards, mask, offsets).tolist() == [0.0, 0.0]
     assert token_rewards(rewards, mask, offsets, reward_at="last").tolist() == [0.0, 1.0]
-    with pytest.raises(StageError, match="3 of 3 samples have no last-unmasked token"):
-        token_rewards(rewards, mask, offsets, unrewarded="raise")
-    with pytest.raises(StageError, match="2 of 3 samples have no last token, expected one in each"):
-        token_rewards(rewards, mask, offsets, reward_at="last", unrewarded="raise")
 
 
 def test_an_undefined_kl_passes_a_coefficient_of_0() -> None:
@@ -255,8 +251,6 @@ def test_what_does_not_fit_is_refused() -> None:
         token_rewards(one, two, offsets, kl_coef=0.1)
     with pytest.raises(StageError, match="no reward_at 'first', expected one of last, last-unm"):
         token_rewards(one, two, offsets, reward_at="first")
-    with pytest.raises(StageError, match="no unrewarded rule 'keep'"):
-        token_rewards(one, two, offsets, unrewarded="keep")
     with pytest.raises(StageError, match="no masking rule 'skip', expected one of through, reset"):
         discounted_returns(two, two, offsets, masking="skip")
     with pytest.raises(StageError, match="loss_mask has 1 along N, expected 2"):
