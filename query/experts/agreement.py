@@ -126,6 +126,13 @@ def _findings(
     if reading.shards:
         message = f"{reading.shards} samples are context-parallel shards, which are not compared"
         yield MismatchFinding("warning", run_id, message)
+    if reading.of_unknown_version:
+        message = (
+            f"which weights recomputed the log-probs is stated and which sampled "
+            f"{reading.of_unknown_version} of the valid tokens is not: whether they are the same "
+            "is not known"
+        )
+        yield MismatchFinding("warning", run_id, message)
     if reading.of_other_version:
         message = (
             f"{reading.of_other_version} valid tokens are left out: other weights sampled them "

@@ -14,6 +14,7 @@ from trajreplay.query.catalog import Catalog
 from trajreplay.query.experts.captured import Experts, RoutedRows, expert_columns, routed_rows
 from trajreplay.query.experts.sides import Generated, Lists, SamplePlace, Side
 from trajreplay.query.mismatch.pair import Origins, Pair
+from trajreplay.query.mismatch.versions import version_of
 from trajreplay.query.reading import read_columns
 from trajreplay.query.row_masks import Mask, SelectedSet
 from trajreplay.schema.entry import Entry
@@ -60,6 +61,7 @@ class PairedReading:
     samples_without: int = 0
     shards: int = 0
     of_other_version: int = 0
+    of_unknown_version: int = 0
 
     def __post_init__(self) -> None:
         unknown = [one for one in self.pair.columns if one not in EXPERTS_OF]
@@ -146,7 +148,13 @@ class PairedReading:
         """By which weights a sample was sampled, as the step says or else its rollout."""
         own = samples["weight_versions"][row].as_py()
         place = self._place(entry, samples, row) if own is None else None
-        return own if place is None else place.spans
+        found = own if place is None else place.spans
+        if found is not None:
+            return found
+        givers = [entry] if place is None else [entry, self.catalog.entry(place.key)]
+        told = (version_of(one.origins.get(self.pair.sampler)) for one in givers)
+        version = next((one for one in told if one is not None), None)
+        return None if version is None else [{"start": 0, "stop": None, "version": version}]
 
     def _place(self, entry: Entry, samples: pa.Table, row: int) -> SamplePlace | None:
         """Where the rollout has a sample that a step consumed."""
@@ -164,10 +172,11 @@ class PairedReading:
             for name, column in zip(self.names, self.pair.columns, strict=True)
         )
         if sampler.log_probs is not None:
-            self.origins.add(self.pair.sampler, piece.entry)
+            self._compare(piece.entry, piece.entry)
         if sampler.experts is None or sampler.log_probs is None:
             place = self._place(piece.entry, samples, row)
-            sampler = sampler if place is None else self._filled(sampler, place)
+            if place is not None:
+                sampler = self._filled(piece.entry, sampler, place)
         if any(one is None for one in (*trainer, *sampler)):
             self.samples_without += 1
             return None
@@ -180,11 +189,16 @@ class PairedReading:
     def _own(piece: RoutedRows, name: str, row: int) -> Experts | None:
         return piece.choices[name].of(row) if name in piece.choices else None
 
-    def _filled(self, own: Side, place: SamplePlace) -> Side:
+    def _compare(self, trainer: Entry, sampler: Entry) -> None:
+        """Take note of where the sampler's log-probs come from, beside the trainer's."""
+        theirs = self.origins.add(self.pair.sampler, sampler)
+        self.origins.compare([trainer.origins.get(self.pair.trainer)], [theirs])
+
+    def _filled(self, entry: Entry, own: Side, place: SamplePlace) -> Side:
         """What a step lacks of the sampler, taken from the rollout that the sample came from."""
         there = self._generated.side(place)
         if own.log_probs is None and there.log_probs is not None:
-            self.origins.add(self.pair.sampler, self.catalog.entry(place.key))
+            self._compare(entry, self.catalog.entry(place.key))
         if own.experts is None:
             own = own._replace(experts=there.experts, layers=there.layers)
         return own if own.log_probs is not None else own._replace(log_probs=there.log_probs)
@@ -214,9 +228,11 @@ class PairedReading:
 
     def _of_version(self, kept: Any, spans: Any, version: int) -> Any:
         """Leave out tokens that are known to be sampled by other weights."""
-        same = kept.copy()
+        same, unknown = kept.copy(), kept.copy()
         for span in spans or ():
+            unknown[span["start"] : span["stop"]] = False
             if span["version"] != version:
                 same[span["start"] : span["stop"]] = False
         self.of_other_version += int(kept.sum() - same.sum())
+        self.of_unknown_version += int(unknown.sum())
         return same

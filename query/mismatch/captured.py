@@ -15,6 +15,7 @@ from trajreplay.query.mismatch.consumed import Consumed, columns_of
 from trajreplay.query.mismatch.keys import RowKey, Step, bucket, step_of
 from trajreplay.query.mismatch.pair import Origins, Pair
 from trajreplay.query.mismatch.shards import NEEDED, Rows, is_cut, placed, put_together
+from trajreplay.query.mismatch.versions import holds_spans, spanned, version_of
 from trajreplay.query.row_masks import Mask, SelectedSet
 from trajreplay.query.scanning import scan
 from trajreplay.schema.columns import Table, list_of
@@ -140,7 +141,7 @@ class Reading:
         # The length says where lists end, which is what takes longest to decode.
         names = [*self.pair.columns, "loss_mask", "response_length"]
         if self.with_versions or any(
-            (origin := one.origins.get(self.pair.trainer)) and origin.weight_version is not None
+            version_of(one.origins.get(self.pair.trainer)) is not None
             for one in (*entries, *self._consumed.sources(captures))
         ):
             names.append("weight_versions")
@@ -164,11 +165,20 @@ class Reading:
             column: [self.origins.add(column, giver) for giver in given[column].used]
             for column in self.pair.columns
         }
-        self.origins.compare(*(filter(None, one) for one in origins.values()))
-        trainer = given[self.pair.trainer]
-        told = [one.origins.get(self.pair.trainer) for one in trainer.entries]
-        versions = [None if one is None else one.weight_version for one in told]
-        return found | {"version": trainer.told(versions, count)}
+        self.origins.compare(*origins.values())
+        trained, sampled = (
+            given[name].told(
+                [version_of(one.origins.get(name)) for one in given[name].entries], count
+            )
+            for name in self.pair.columns
+        )
+        if trained.null_count and not self.origins.trainer_unversioned:
+            holders = (entry, *self._consumed.sources(captures))
+            self.origins.trainer_unversioned = sampled.null_count < count or any(
+                map(holds_spans, holders)
+            )
+        spans = spanned(found["weight_versions"], sampled)
+        return found | {"version": trained, "weight_versions": spans}
 
     def _piece(self, rows: Rows) -> pa.Table:
         entry, found = rows

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Literal, Unpack
@@ -15,6 +14,7 @@ from trajreplay.query.catalog import Catalog
 from trajreplay.query.connection import connect_empty, interruptible
 from trajreplay.query.mismatch.captured import Reading
 from trajreplay.query.mismatch.compare import COMPARISON, comparison
+from trajreplay.query.mismatch.findings import counts_by_step, findings, unversioned
 from trajreplay.query.mismatch.keys import Step
 from trajreplay.query.mismatch.pair import Pair
 from trajreplay.query.mismatch.pairing import Pairing, usable
@@ -29,7 +29,6 @@ from trajreplay.schema.errors import QueryError
 Level = Literal["step", "rollout"]
 DEFAULT_THRESHOLDS = (0.5, 1.0)
 DEFAULT_CAP = 2.0
-_SHOWN_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,7 @@ class _Measured:
     without: Mapping[Step, int]
     of_other_version: Mapping[Step, int]
     interpolated: tuple[str, ...]
+    unproven: tuple[str, ...]
     findings: tuple[MismatchFinding, ...]
 
 
@@ -107,6 +107,7 @@ def mismatch(
         without={run_id: one.without for run_id, one in measured.items()},
         of_other_version={run_id: one.of_other_version for run_id, one in measured.items()},
         interpolated={run_id: one.interpolated for run_id, one in measured.items()},
+        unproven={run_id: one.unproven for run_id, one in measured.items()},
         findings=tuple(chain.from_iterable(one.findings for one in measured.values())),
         thresholds=plan.thresholds,
     )
@@ -148,17 +149,16 @@ def _measure(
     if not sums.parts:
         raise _nothing(run_id, taken, reading, sums, left_out)
     summary = summarise(sums, reading.keys, by, sums.plan)
-    found = list(_findings(run_id, reading, sums, summary, left_out))
-    pair = f"{reading.origins}, of {taken}s"
-    others, interpolated = _of_other_version(reading, sums), reading.origins.interpolated
-    return _Measured(summary, taken, pair, reading.without, others, interpolated, tuple(found))
-
-
-def _of_other_version(reading: Reading, sums: TokenSums) -> Counter[Step]:
-    found: Counter[Step] = Counter()
-    for key, count in sums.of_other_version.items():
-        found[reading.keys[key].step] += count
-    return found
+    return _Measured(
+        summary,
+        taken,
+        pair=f"{reading.origins}, of {taken}s",
+        without=reading.without,
+        of_other_version=counts_by_step(reading, sums.of_other_version),
+        interpolated=reading.origins.interpolated,
+        unproven=(*reading.origins.unproven, *unversioned(reading, sums)),
+        findings=tuple(findings(run_id, reading, sums, summary, left_out)),
+    )
 
 
 def _nothing(
@@ -168,7 +168,7 @@ def _nothing(
     hint = "To see what each capture holds: trajreplay inspect --rollout R"
     if reading.without.total():
         why.append(f"{reading.without.total()} samples lack one of them")
-    others = _of_other_version(reading, sums)
+    others = counts_by_step(reading, sums.of_other_version)
     if others:
         why.append(f"{others.total()} tokens were sampled by other weights")
         hint = "To count tokens of other weights, too: --any-version"
@@ -181,55 +181,3 @@ def _nothing(
         compared=0,
         of_other_version=others,
     )
-
-
-def _findings(
-    run_id: str, reading: Reading, sums: TokenSums, summary: Summary, left_out: Sequence[str]
-) -> Iterator[MismatchFinding]:
-    trainer, sampler = reading.pair.columns
-    for severity, text in reading.origins.remarks():
-        yield MismatchFinding(severity, run_id, text)
-    equal = summary.equal_steps
-    if len(equal) == len(summary.steps):
-        yield MismatchFinding(
-            "error",
-            run_id,
-            f"{trainer} and {sampler} are equal in every token of every step: one is a copy of "
-            "the other, and every divergence is 0 by construction",
-        )
-    elif equal:
-        shown = ", ".join(_named(step) for step in equal[:_SHOWN_STEPS])
-        more = f" and {len(equal) - _SHOWN_STEPS} more" if len(equal) > _SHOWN_STEPS else ""
-        yield MismatchFinding(
-            "warning",
-            run_id,
-            f"{trainer} and {sampler} are equal in every token of {len(equal)} of "
-            f"{len(summary.steps)} steps: {shown}{more}",
-        )
-    odd = sum(int(part["odd"]) for parts in sums.parts.values() for part in parts)
-    if odd:
-        yield MismatchFinding(
-            "error", run_id, f"the difference of {odd} valid tokens is not finite"
-        )
-    if sums.of_other_version:
-        yield MismatchFinding(
-            "info",
-            run_id,
-            f"{sums.of_other_version.total()} valid tokens are left out: other weights sampled "
-            "them than recomputed them",
-        )
-    if reading.without.total():
-        yield MismatchFinding(
-            "warning", run_id, f"{reading.without.total()} samples lack one of the columns"
-        )
-    if left_out:
-        yield MismatchFinding(
-            "warning",
-            run_id,
-            f"{len(left_out)} left out as incomplete, the first: {left_out[0]}",
-        )
-
-
-def _named(step: tuple[str, int, int, int | None]) -> str:
-    _, _, rollout, number = step
-    return f"rollout {rollout}" if number is None else f"{rollout}:{number}"

@@ -59,6 +59,10 @@ class Pair:
         return self.trainer, self.sampler
 
 
+def _temperatures(origins: Iterable[LogProbOrigin | None]) -> list[float | None]:
+    return [None if one is None else one.temperature for one in origins]
+
+
 @dataclass
 class Origins:
     """Where the two columns of the captures that were read came from, as their entries say."""
@@ -66,6 +70,8 @@ class Origins:
     pair: Pair
     sources: dict[str, set[str]] = field(default_factory=dict)
     crossed: set[tuple[float, float]] = field(default_factory=set)
+    half_stated: set[tuple[str, float]] = field(default_factory=set)
+    trainer_unversioned: bool = False
 
     def add(self, column: str, entry: Entry) -> LogProbOrigin | None:
         """Take note of the origin that an entry gives a column.
@@ -80,12 +86,21 @@ class Origins:
         self._refuse(column, origin, entry)
         return origin
 
-    def compare(self, trainer: Iterable[LogProbOrigin], sampler: Iterable[LogProbOrigin]) -> None:
-        """Take note of the temperatures at which the values of one capture were taken."""
-        for one, other in product(trainer, sampler):
-            both = one.temperature, other.temperature
-            if both[0] is not None and both[1] is not None and both[0] != both[1]:
-                self.crossed.add((both[0], both[1]))
+    def compare(
+        self, trainer: Iterable[LogProbOrigin | None], sampler: Iterable[LogProbOrigin | None]
+    ) -> None:
+        """Take note of the temperatures at which the values of one capture were taken.
+
+        One that a single side states is the same as the other's only as far as anybody knows.
+        """
+        for one, other in product(*map(_temperatures, (trainer, sampler))):
+            if one is not None and other is not None:
+                if one != other:
+                    self.crossed.add((one, other))
+            elif one is not None:
+                self.half_stated.add((self.pair.trainer, one))
+            elif other is not None:
+                self.half_stated.add((self.pair.sampler, other))
 
     @property
     def interpolated(self) -> tuple[str, ...]:
@@ -122,6 +137,26 @@ class Origins:
                 for one, other in sorted(self.crossed)
             )
             yield "error", f"the log-probs were taken at different temperatures: {told}"
+        yield from (("warning", one) for one in self.unproven)
+
+    @property
+    def unproven(self) -> tuple[str, ...]:
+        """What may tell the columns apart and only one of them states."""
+        trainer, sampler = self.pair.columns
+        found = []
+        for column, other in ((trainer, sampler), (sampler, trainer)):
+            if stated := sorted(value for of, value in self.half_stated if of == column):
+                shown = ", ".join(map(str, stated[:3])) + (" ..." if len(stated) > 3 else "")
+                found.append(
+                    f"the temperature of {column} is stated ({shown}) and that of {other} is not: "
+                    "whether they are the same is not known"
+                )
+        if self.trainer_unversioned:
+            found.append(
+                f"which weights sampled the tokens is stated and which recomputed {trainer} is "
+                "not: whether they are the same is not known"
+            )
+        return tuple(found)
 
     def __str__(self) -> str:
         told = [

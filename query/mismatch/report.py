@@ -43,6 +43,7 @@ class MismatchReport:
         of_other_version: By run and step, how many valid tokens are left out since other weights
             sampled them than recomputed them.
         interpolated: By run, the columns that some captures hold interpolated, not recomputed.
+        unproven: By run, what may tell the columns apart and is stated of one of them alone.
         findings: What is to be said of the columns.
         thresholds: |d| beyond which tokens were counted.
     """
@@ -56,6 +57,7 @@ class MismatchReport:
     without: Mapping[str, Mapping[tuple[str, int, int, int | None], int]]
     of_other_version: Mapping[str, Mapping[tuple[str, int, int, int | None], int]]
     interpolated: Mapping[str, tuple[str, ...]]
+    unproven: Mapping[str, tuple[str, ...]]
     findings: tuple[MismatchFinding, ...]
     thresholds: tuple[float, ...]
 

@@ -47,6 +47,8 @@ class TokenSums:
         plan: What is taken.
         parts: The sums of what counts.
         of_other_version: By key, how many valid tokens other weights sampled than recomputed them.
+        of_unknown_version: By key, how many of those that count were sampled by weights that are
+            not recorded, where those that recomputed them are.
     """
 
     connection: duckdb.DuckDBPyConnection
@@ -54,6 +56,7 @@ class TokenSums:
     plan: SumPlan
     parts: dict[Place, list[dict[str, float]]] = field(default_factory=dict)
     of_other_version: Counter[int] = field(default_factory=Counter)
+    of_unknown_version: Counter[int] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         kept = "".join(f"{name} BIGINT, " for name in self.plan.delta_columns)
@@ -67,10 +70,8 @@ class TokenSums:
         far: list[dict[str, Any]] = []
         sizes: list[dict[str, Any]] = []
         for tokens in token_blocks(piece, self.plan):
-            if len(tokens.of_other_version):
-                found, counts = np.unique(keys[tokens.of_other_version], return_counts=True)
-                pairs = zip(found.tolist(), counts.tolist(), strict=True)
-                self.of_other_version.update(dict(pairs))
+            _count(self.of_other_version, keys[tokens.of_other_version])
+            _count(self.of_unknown_version, keys[tokens.of_unknown_version])
             size = np.abs(tokens.d)
             beyond = np.flatnonzero(~(size <= self.plan.near))  # also where d is no number
             if len(beyond):
@@ -140,6 +141,11 @@ class TokenSums:
             ).fetchall()
 
         return dict(self.run(work)) if group_of else {}
+
+
+def _count(into: Counter[int], keys: Any) -> None:
+    found, counts = np.unique(keys, return_counts=True)
+    into.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
 
 
 def _by_sample(tokens: Tokens, which: Any) -> dict[str, Any]:

@@ -40,6 +40,8 @@ class Tokens:
         places: What else tells tokens apart, by name.
         of_other_version: (M,) int32. The samples of tokens that do not count since other weights
             sampled them, one a token.
+        of_unknown_version: (U,) int32. Likewise of those that count, where it is recorded which
+            weights recomputed them and not which sampled them.
     """
 
     row: Any
@@ -49,6 +51,7 @@ class Tokens:
     starts: Any
     places: Mapping[str, Place]
     of_other_version: Any
+    of_unknown_version: Any
 
     def where(self, which: Any) -> dict[str, Any]:
         """The samples and places of some tokens."""
@@ -81,26 +84,29 @@ def _tokens(rows: pa.RecordBatch, plan: SumPlan, trainer: Any, sampler: Any, mas
     lengths = lengths_of(rows["mask"])
     row = np.repeat(rows["row"].to_numpy(), lengths)
     valid = mask != 0
-    other = row[:0]
+    other = unknown = row[:0]
     spanned = rows["spans"].null_count < len(rows)
     weights = _weights(rows["spans"].to_pylist(), lengths) if spanned else None
-    if weights is not None and not plan.any_version:
+    if rows["version"].null_count < len(rows) and not plan.any_version:
         trained = np.repeat(rows["version"].fill_null(0).to_numpy(), lengths)
         told = np.repeat(rows["version"].is_valid().to_numpy(zero_copy_only=False), lengths)
-        differs = told & weights.known & (weights.values != trained)
-        other = row[valid & differs]
-        valid = valid & ~differs
+        known = np.zeros(len(row), bool) if weights is None else weights.known
+        unknown = row[valid & told & ~known]
+        if weights is not None:
+            differs = told & known & (weights.values != trained)
+            other = row[valid & differs]
+            valid = valid & ~differs
     places = {}
     if plan.by_token:
-        unknown = Place(np.zeros(len(row), np.int64), np.zeros(len(row), bool))
-        places["position"] = _buckets(lengths) if plan.by_position else unknown
-        places["version"] = weights if plan.by_version and weights is not None else unknown
+        nowhere = Place(np.zeros(len(row), np.int64), np.zeros(len(row), bool))
+        places["position"] = _buckets(lengths) if plan.by_position else nowhere
+        places["version"] = weights if plan.by_version and weights is not None else nowhere
     x = trainer.astype(np.float64)
     with np.errstate(invalid="ignore"):  # infinities, which are stored as they are
         d = x - sampler
         if not valid.all():
             x, d = (_zeroed(one, valid) for one in (x, d))
-    return Tokens(row, x, d, valid, _starts(row, places), places, other)
+    return Tokens(row, x, d, valid, _starts(row, places), places, other, unknown)
 
 
 def _zeroed(values: Any, valid: Any) -> Any:

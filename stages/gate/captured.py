@@ -21,6 +21,7 @@ OF_MISMATCH = (
     "generation_kl",
 )
 MISMATCH_ERRORS = "mismatch_errors"  # why the statistics do not mean what they say
+MISMATCH_NOTES = "mismatch_notes"  # what they leave open of the two columns
 EQUAL_TOKENS = "equal_tokens"  # of the valid tokens, those in which trainer and sampler are equal
 OF_OTHER_VERSION = "of_other_version"  # valid tokens that the statistics leave out
 # The spread of a group is that of its samples in the step; advantages count on valid tokens.
@@ -130,12 +131,13 @@ def _mismatch(
             f"{column} is interpolated in some captures, expected to be recomputed"
             for column in chain.from_iterable(report.interpolated.values())
         ]
+        notes = list(chain.from_iterable(report.unproven.values()))
         lacking = {step[2:] for step in without}
         for row in report.table.to_pylist():
             place = row["rollout_id"], row["step_id"]
             if place not in lacking:
                 values = {name: row[name] for name in (*OF_MISMATCH, EQUAL_TOKENS)}
-                found[place] = values | {MISMATCH_ERRORS: odd}
+                found[place] = values | {MISMATCH_ERRORS: odd, MISMATCH_NOTES: notes}
     for step, count in others.items():
         found.setdefault(cast(StepPlace, step[2:]), {})[OF_OTHER_VERSION] = count
     return found

@@ -5,7 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from trajreplay.stages.gate.captured import EQUAL_TOKENS, MISMATCH_ERRORS, OF_OTHER_VERSION
+from trajreplay.stages.gate.captured import (
+    EQUAL_TOKENS,
+    MISMATCH_ERRORS,
+    MISMATCH_NOTES,
+    OF_OTHER_VERSION,
+)
 from trajreplay.stages.gate.check import Judged, Parameters
 from trajreplay.stages.gate.evidence import Evidence
 from trajreplay.stages.gate.heartbeats import is_number, total
@@ -41,7 +46,7 @@ def judge_delta_tail(found: Evidence, policy: Policy, given: Parameters) -> Judg
         largest = max(largest, told.get("abs_delta_max", 0.0))
         if told.get("over_1_0", 0) > 0 or told.get("abs_delta_max", 0.0) > 1.0:
             return Judged(False, largest, bound, f"step {found.name(step)} has one")
-    return Judged(True, largest, bound)
+    return Judged(True, largest, bound, _reserve(found))
 
 
 def judge_delta_fraction(found: Evidence, policy: Policy, given: Parameters) -> Judged:
@@ -56,7 +61,9 @@ def judge_delta_fraction(found: Evidence, policy: Policy, given: Parameters) -> 
     if any(one < 0 for one in (*counts, *tokens)) or total(tokens) <= 0:
         return Judged(False, None, bound, "there is no valid token")
     share = total(counts) / total(tokens)
-    return Judged(share < below, share, bound, "" if share < below else f"it is {share}")
+    return Judged(
+        share < below, share, bound, _reserve(found) if share < below else f"it is {share}"
+    )
 
 
 def judge_generation_kl(found: Evidence, policy: Policy, given: Parameters) -> Judged:
@@ -70,7 +77,7 @@ def judge_generation_kl(found: Evidence, policy: Policy, given: Parameters) -> J
     mean = total(values) / len(values)
     if min(values) < 0:
         return Judged(False, mean, bound, "one is negative, which k3 cannot be: it is another KL")
-    return Judged(mean < below, mean, bound, "" if mean < below else f"it is {mean}")
+    return Judged(mean < below, mean, bound, _reserve(found) if mean < below else f"it is {mean}")
 
 
 def judge_mismatch_baseline(found: Evidence, policy: Policy, given: Parameters) -> Judged:
@@ -104,7 +111,7 @@ def judge_mismatch_baseline(found: Evidence, policy: Policy, given: Parameters) 
         return Judged(False, min(values), bound, f"{name} is {min(values)} to {max(values)}")
     alarm = first_alarm(values[window:], limit, patience)
     if alarm is None:
-        return Judged(True, max(values[window:]), bound)
+        return Judged(True, max(values[window:]), bound, _reserve(found))
     step, value = sorted(found.steps)[window + alarm], values[window + alarm]
     against = f"{limit:.6g} nat, {factor:g} x the {usual:.6g} nat of the first {window} steps"
     if not usual:
@@ -130,6 +137,15 @@ def _measured(found: Evidence, given: Parameters) -> tuple[Evidence, str]:
         )
     said = [one for step in found.steps.values() for one in step.get(MISMATCH_ERRORS, ())]
     return found, said[0] if said else _equal(found) or impossible(found)
+
+
+def _reserve(found: Evidence) -> str:
+    """What a pass leaves open: which steps nobody captured, and what only one side states."""
+    told = []
+    if found.captured and found.not_captured:
+        told.append(f"of step {found.names(found.not_captured)} by what heartbeats tell")
+    notes = (one for step in found.steps.values() for one in step.get(MISMATCH_NOTES, ()))
+    return "; ".join((*told, *dict.fromkeys(notes)))
 
 
 def _equal(found: Evidence) -> str:

@@ -32,6 +32,7 @@ def write_pair(
     sampled: str | None = "sampler",
     fields: Sequence[dict[str, Any]] | None = None,
     version: int | None = None,
+    sampled_version: int | None = None,
     temperatures: tuple[float | None, float | None] = (None, None),
     first: int = 0,
     **options: Any,
@@ -59,6 +60,7 @@ def write_pair(
                 "rollout_log_probs",
                 as_rows(rollout),
                 source=sampled,
+                weight_version=sampled_version,
                 temperature=temperatures[1],
             )
 

@@ -186,9 +186,10 @@ def test_tokens_of_other_weights_are_left_out_and_counted(tmp_path: Path) -> Non
     report = measured(lake)
     (row,) = report.table.to_pylist()
     assert row["valid_tokens"] == 3  # one of each span of 8, and one that no span covers
-    assert [one.message.partition(":")[0] for one in report.findings] == [
-        "2 valid tokens are left out"
-    ]
+    unknown, left_out = report.findings
+    assert (unknown.severity, left_out.severity) == ("warning", "info")
+    assert "which sampled 1 of the valid tokens is not, of 0:0: " in unknown.message
+    assert left_out.message.startswith("2 valid tokens are left out, of 0:0: ")
     assert only_row(lake, any_version=True)["valid_tokens"] == 5
 
 
@@ -265,11 +266,74 @@ def test_temperatures_are_compared_in_each_capture(tmp_path: Path) -> None:
     assert measured(lake).ok, "a run may change its temperature"
     write_pair(lake, OLD, ROLLOUT, MASK, step_id=3, temperatures=(1.0, 0.7))
     write_pair(lake, OLD, ROLLOUT, MASK, step_id=4, temperatures=(0.7, 1.0))
-    (finding,) = measured(lake).findings
+    finding, _ = measured(lake).findings
     assert finding.message == (
         "the log-probs were taken at different temperatures: old_log_probs at 0.7 and "
         "rollout_log_probs at 1.0; old_log_probs at 1.0 and rollout_log_probs at 0.7"
     )
+
+
+UNKNOWN = "whether they are the same is not known"
+
+
+@pytest.mark.parametrize(
+    ("stated", "unproven"),
+    [
+        ((None, None), None),
+        ((0.7, 0.7), None),
+        ((0.7, None), "the temperature of old_log_probs is stated (0.7) and that of rollout_log_"),
+        ((None, 1.0), "the temperature of rollout_log_probs is stated (1.0) and that of old_log_"),
+    ],
+)
+def test_a_temperature_that_one_side_states_is_not_taken_for_that_of_the_other(
+    stated: Any, unproven: str | None, tmp_path: Path
+) -> None:
+    lake = Lake.create(tmp_path)
+    write_pair(lake, OLD, ROLLOUT, MASK, temperatures=stated)
+    report = measured(lake)
+    assert report.ok
+    (told,) = report.unproven.values()
+    found = [(one.severity, one.message) for one in report.findings]
+    assert found == [("warning", one) for one in told]
+    assert [one.startswith(unproven or "-") for one in told] == ([True] if unproven else [])
+    assert all(one.endswith(UNKNOWN) for one in told)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "spans", "sampler", "unproven", "left_out"),
+    [
+        (None, None, None, None, 0),
+        (5, [(0, 3, 5)], None, None, 0),
+        (5, None, 5, None, 0),
+        (5, None, 4, None, 5),
+        (5, [(0, 3, 4)], 5, None, 5),  # what each token says counts before what all do
+        (5, None, None, "which sampled 5 of the valid tokens is not, of 0:0", 0),
+        (5, [(0, 2, 5)], None, "which sampled 1 of the valid tokens is not, of 0:0", 0),
+        (None, [(0, 3, 5)], None, "which recomputed old_log_probs is not", 0),
+        (None, None, 5, "which recomputed old_log_probs is not", 0),
+    ],
+)
+def test_weights_that_one_side_states_are_not_taken_for_those_of_the_other(
+    trainer: int | None,
+    spans: Any,
+    sampler: int | None,
+    unproven: str | None,
+    left_out: int,
+    tmp_path: Path,
+) -> None:
+    lake = Lake.create(tmp_path)
+    fields = [{"weight_versions": spans}] * 2 if spans else None
+    write_pair(*(lake, OLD, ROLLOUT, MASK), fields=fields, version=trainer, sampled_version=sampler)
+    if left_out:
+        with pytest.raises(QueryError, match="5 tokens were sampled by other weights"):
+            measured(lake)
+        return
+    report = measured(lake)
+    assert report.table["valid_tokens"].to_pylist() == [5]
+    (told,) = report.unproven.values()
+    assert len(told) == (unproven is not None)
+    assert all(f"{unproven}" in one and one.endswith(UNKNOWN) for one in told)
+    assert [one.message for one in report.findings] == list(told)
 
 
 def test_a_difference_that_is_not_finite_is_counted_and_an_error(tmp_path: Path) -> None:
@@ -366,7 +430,9 @@ def test_samples_without_a_pair_are_counted(tmp_path: Path) -> None:
         lambda capture: capture.tensor("old_log_probs", as_rows(OLD[:1]), source="trainer"),
         step_id=1,
     )
-    assert [one.message for one in measured(lake).findings] == ["1 samples lack one of the columns"]
+    assert [one.message for one in measured(lake).findings] == [
+        "1 samples lack one of the columns, of 0:1"
+    ]
 
 
 def test_an_incomplete_step_is_left_out_unless_it_is_allowed(tmp_path: Path) -> None:
