@@ -113,6 +113,8 @@ class PairedReading:
         step = entry.key.kind == "step"
         columns = [*names, *_SOURCE] if step else [*names, "sample_id"]
         samples = read_columns(self.catalog.store, entry, table, columns)
+        if version_of(origin) is None and samples["weight_versions"].null_count < len(samples):
+            self.origins.trainer_unversioned = True
         for piece in routed_rows(self.catalog.store, entry, self.names):
             part = samples.slice(piece.start, len(piece.sample_ids))
             yield from self._of_piece(piece, part, chosen, version)

@@ -14,7 +14,7 @@ from trajreplay.query.mismatch.partial_sums import SEQUENCE_SUMS
 from trajreplay.query.mismatch.plan import SumPlan, over
 from trajreplay.query.mismatch.statistic import Sums
 from trajreplay.query.mismatch.statistics import QUANTILES, STATISTICS
-from trajreplay.query.mismatch.sums import Place, TokenSums, taken_together, total
+from trajreplay.query.mismatch.sums import SumPlace, TokenSums, taken_together, total
 from trajreplay.schema.errors import QueryError
 
 # The columns of a group; `*_from` is the lower end of a bucket whose upper end is twice that.
@@ -88,7 +88,7 @@ def summarise(sums: TokenSums, keys: Sequence[RowKey], by: Sequence[str], plan: 
         plan: What was taken.
     """
     columns = group_columns(by)
-    groups: dict[tuple[Any, ...], list[Place]] = {}
+    groups: dict[tuple[Any, ...], list[SumPlace]] = {}
     for place in sorted(sums.parts, key=lambda one: (_order(keys[one.key]), _order(one[1:]))):
         groups.setdefault(_group(keys[place.key], place, columns), []).append(place)
     of_group = {place: index for index, found in enumerate(groups.values()) for place in found}
@@ -123,7 +123,7 @@ def _order(values: Any) -> tuple[Any, ...]:
     )
 
 
-def _group(key: RowKey, place: Place, columns: Sequence[str]) -> tuple[Any, ...]:
+def _group(key: RowKey, place: SumPlace, columns: Sequence[str]) -> tuple[Any, ...]:
     found = {
         "run_id": key.run_id,
         "rollout_id": key.rollout_id,
@@ -142,7 +142,7 @@ def _merged(parts: Sequence[Sums], plan: SumPlan) -> dict[str, float]:
 
 
 def _by_step(
-    sums: TokenSums, keys: Sequence[RowKey], places: Iterable[Place], plan: SumPlan
+    sums: TokenSums, keys: Sequence[RowKey], places: Iterable[SumPlace], plan: SumPlan
 ) -> dict[Any, dict[str, float]]:
     parts: dict[Any, list[Sums]] = {}
     for place in places:
@@ -151,7 +151,7 @@ def _by_step(
 
 
 def _row(
-    sums: TokenSums, keys: Sequence[RowKey], places: Sequence[Place], plan: SumPlan
+    sums: TokenSums, keys: Sequence[RowKey], places: Sequence[SumPlace], plan: SumPlan
 ) -> dict[str, Any]:
     steps = _by_step(sums, keys, places, plan)
     everything = _merged([part for place in places for part in sums.parts[place]], plan)

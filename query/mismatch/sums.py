@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Run = Callable[[Callable[[], Any]], Any]
 
 
-class Place(NamedTuple):
+class SumPlace(NamedTuple):
     """Where a partial sum counts: the key of a capture's samples, and what its tokens share."""
 
     key: int
@@ -54,7 +54,7 @@ class TokenSums:
     connection: duckdb.DuckDBPyConnection
     run: Run
     plan: SumPlan
-    parts: dict[Place, list[dict[str, float]]] = field(default_factory=dict)
+    parts: dict[SumPlace, list[dict[str, float]]] = field(default_factory=dict)
     of_other_version: Counter[int] = field(default_factory=Counter)
     of_unknown_version: Counter[int] = field(default_factory=Counter)
 
@@ -96,11 +96,11 @@ class TokenSums:
         self._keep(piece["key"].to_pylist(), self.run(work))
 
     def _keep(self, keys: Sequence[int], columns: Mapping[str, list[Any]]) -> None:
-        rows: dict[Place, list[int]] = {}
+        rows: dict[SumPlace, list[int]] = {}
         unsplit = [None] * len(columns["row"])
         split = [columns.get(name, unsplit) for name in ("position", "version")]
         for row, (sample, *place) in enumerate(zip(columns["row"], *split, strict=True)):
-            rows.setdefault(Place(keys[sample], *place), []).append(row)
+            rows.setdefault(SumPlace(keys[sample], *place), []).append(row)
         sums = [(one.name, one) for one in self.plan.sums]
         if not self.plan.by_token:
             sums += [(f"{one.name}_of", one) for one in SEQUENCE_SUMS]
@@ -111,7 +111,7 @@ class TokenSums:
             }
             self.parts.setdefault(where, []).append(taken)
 
-    def quantiles(self, group_of: dict[Place, int]) -> dict[int, list[float]]:
+    def quantiles(self, group_of: dict[SumPlace, int]) -> dict[int, list[float]]:
         """Exact quantiles of |d|, interpolated between the two values around them, by group.
 
         Args:

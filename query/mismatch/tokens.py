@@ -16,7 +16,7 @@ _BLOCK_TOKENS = 1 << 16  # so few that what is made of them stays in a core's ow
 _FIRST_BUCKET = 256
 
 
-class Place(NamedTuple):
+class TokenPlaces(NamedTuple):
     """What tokens of one sample differ in: (N,) int64, and (N,) bool whether it is known."""
 
     values: Any
@@ -49,7 +49,7 @@ class Tokens:
     d: Any
     valid: Any
     starts: Any
-    places: Mapping[str, Place]
+    places: Mapping[str, TokenPlaces]
     of_other_version: Any
     of_unknown_version: Any
 
@@ -98,7 +98,7 @@ def _tokens(rows: pa.RecordBatch, plan: SumPlan, trainer: Any, sampler: Any, mas
             valid = valid & ~differs
     places = {}
     if plan.by_token:
-        nowhere = Place(np.zeros(len(row), np.int64), np.zeros(len(row), bool))
+        nowhere = TokenPlaces(np.zeros(len(row), np.int64), np.zeros(len(row), bool))
         places["position"] = _buckets(lengths) if plan.by_position else nowhere
         places["version"] = weights if plan.by_version and weights is not None else nowhere
     x = trainer.astype(np.float64)
@@ -117,7 +117,7 @@ def _zeroed(values: Any, valid: Any) -> Any:
     return found
 
 
-def _starts(row: Any, places: Mapping[str, Place]) -> Any:
+def _starts(row: Any, places: Mapping[str, TokenPlaces]) -> Any:
     changes = np.empty(len(row), bool)
     changes[0] = True
     np.not_equal(row[1:], row[:-1], out=changes[1:])
@@ -127,10 +127,10 @@ def _starts(row: Any, places: Mapping[str, Place]) -> Any:
     return np.flatnonzero(changes)
 
 
-def _weights(spans: Sequence[Any], lengths: Any) -> Place:
+def _weights(spans: Sequence[Any], lengths: Any) -> TokenPlaces:
     """The weights that sampled each token: those of the first span that it lies in."""
     size = int(lengths.sum())
-    found = Place(np.zeros(size, np.int64), np.zeros(size, bool))
+    found = TokenPlaces(np.zeros(size, np.int64), np.zeros(size, bool))
     end = 0
     for of, length in zip(spans, lengths.tolist(), strict=True):
         start, end = end, end + length
@@ -141,9 +141,9 @@ def _weights(spans: Sequence[Any], lengths: Any) -> Place:
     return found
 
 
-def _buckets(lengths: Any) -> Place:
+def _buckets(lengths: Any) -> TokenPlaces:
     """The largest power of two that each position reaches, 0 below 256."""
     index = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     powers = 1 << np.log2(np.maximum(index, 1)).astype(np.int64)
     found = np.where(index < _FIRST_BUCKET, 0, powers)
-    return Place(found, np.ones(len(found), bool))
+    return TokenPlaces(found, np.ones(len(found), bool))

@@ -22,7 +22,11 @@ def judge_routes(found: Evidence, policy: Policy, given: Parameters) -> Judged:
     folder = stated.pop("traces", None)
     if folder is None:
         return Judged(
-            False, None, bound, "no folder of traces is named: checks.routes.traces, or --traces"
+            False,
+            None,
+            bound,
+            "no folder of traces is named: checks.routes.traces, or --traces; a policy of a run "
+            "that replays none says routes = false under [checks]",
         )
     if "contract" not in stated:
         return Judged(False, None, bound, "no contract is stated: checks.routes.contract")

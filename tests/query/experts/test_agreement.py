@@ -251,6 +251,31 @@ def test_tokens_of_other_weights_are_left_out_unless_asked_for(lake: Lake) -> No
     assert agreement(lake, any_version=True).table["tokens"].to_pylist() == [3, 3]
 
 
+@pytest.mark.parametrize(
+    ("fields", "said", "told"),
+    [
+        ({}, {}, None),
+        ({}, {"weight_version": 7}, "which sampled 3 of the valid tokens is not"),
+        ({"weight_versions": [(0, 2, 7)]}, {"weight_version": 7}, "which sampled 1 of the valid"),
+        ({"weight_versions": [(0, 3, 7)]}, {}, "which recomputed old_log_probs is not"),
+        (
+            {},
+            {"temperature": 0.7},
+            "of old_log_probs is stated (0.7) and that of rollout_log_probs",
+        ),
+    ],
+)
+def test_what_one_side_states_is_not_taken_for_that_of_the_other(
+    lake: Lake, fields: dict[str, Any], said: dict[str, Any], told: str | None
+) -> None:
+    routes = healthy([4], 1, 2)
+    write(lake, routes, routes, fields=fields, said=said)
+    report = agreement(lake)
+    assert report.table["tokens"].to_pylist() == [3, 3]
+    found = [(one.severity, told is not None and told in one.message) for one in report.findings]
+    assert found == ([("warning", True)] if told else [])
+
+
 @settings(max_examples=20)
 @given(
     versions=st.lists(st.tuples(st.integers(6, 8), st.integers(1, 3)), min_size=1, max_size=4),

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.helpers.gates import RUN
+from tests.helpers.gates import HEALTHY, RUN, beat
 from tests.helpers.mismatches import measured, write_pair
 from trajreplay import Lake
 from trajreplay.stages.gate import GateVerdict, Policy, load_gate_policy
@@ -61,6 +61,35 @@ def test_a_run_behind_is_certified_where_the_policy_counts_it(
     assert all(
         f"{5 * of_old} valid tokens of step 0:0, 1:0, 2:0, 3:0, 4:0 were" in one for one in told
     )
+
+
+def test_a_pass_says_what_only_one_side_states(lake: Lake) -> None:
+    """Nobody knows that it is the same; who certifies reads so."""
+    sampled = np.linspace(-2, -1, TOKENS)
+    given: dict[str, Any] = {"run_id": RUN, "temperatures": (0.7, None), "version": 5}
+    for rollout in range(2):
+        write_pair(lake, [sampled + 0.001], [sampled], rollout_id=rollout, **given)
+    verdict = judged(lake, demanding(*CHECKS))
+    assert verdict.verdict == "pass"
+    unknown = "is not: whether they are the same is not known"
+    weights = (
+        "which weights recomputed old_log_probs is stated and which sampled 200 of the valid "
+        "tokens is not, of 0:0, 1:0: whether they are the same is not known"
+    )
+    temperature = (
+        f"the temperature of old_log_probs is stated (0.7) and that of rollout_log_probs {unknown}"
+    )
+    told = {one.check: one.reason for one in verdict.checks if one.check != "attempt"}
+    assert told == dict.fromkeys(CHECKS, f"{temperature}; {weights}")
+
+
+def test_a_pass_says_of_which_steps_heartbeats_alone_tell(lake: Lake) -> None:
+    for rollout in range(4):
+        beat(lake, 0, rollout + 1, HEALTHY)
+        if rollout != 2:
+            step(lake, rollout, [(0, TOKENS, 5)], 0.001)
+    told = [one.reason for one in judged(lake, demanding(*CHECKS)).checks if one.reason]
+    assert told == ["of step 2:0 by what heartbeats tell"] * len(CHECKS)
 
 
 def test_each_check_counts_the_tokens_that_it_states(lake: Lake) -> None:
