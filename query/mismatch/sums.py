@@ -144,6 +144,8 @@ class TokenSums:
 
 
 def _count(into: Counter[int], keys: Any) -> None:
+    if not len(keys):
+        return  # numpy takes its time for nothing, too
     found, counts = np.unique(keys, return_counts=True)
     into.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
 

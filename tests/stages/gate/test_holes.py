@@ -145,7 +145,9 @@ def test_steps_are_named_as_the_command_line_takes_them(lake: Lake) -> None:
     reserve(lake, 0)
     for number in range(1, 5):
         place = (number - 1) // 2, (number - 1) % 2
-        values = dict(HEALTHY, loss=None if number == 3 else 1.0, abs_delta_max=float(number))
+        values = dict(HEALTHY, loss=None if number == 3 else 1.0)
+        if number > 1:
+            values |= {"abs_delta_max": 2.0, "over_0_5": 1, "over_1_0": 1}
         kept = {name: one for name, one in values.items() if one is not None}
         detail = dump_detail(HEARTBEAT, {"step": number, **kept})
         key = make_key(RUN, 0, "events", *place, 0)
