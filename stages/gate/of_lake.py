@@ -13,6 +13,7 @@ from trajreplay.schema.identity import DROPPED
 from trajreplay.stages.gate.check import Judged, Parameters
 from trajreplay.stages.gate.evidence import Evidence
 from trajreplay.stages.gate.policy import Policy
+from trajreplay.stages.gate.verdict import NAMED
 
 
 def judge_routes(found: Evidence, policy: Policy, given: Parameters) -> Judged:
@@ -48,7 +49,7 @@ def judge_routes(found: Evidence, policy: Policy, given: Parameters) -> Judged:
         if attempt != found.last and not report.records:
             # It may have kept its traces elsewhere: what is certified is not certified of these.
             steps = [one for one in sorted(found.steps) if found.steps[one]["attempt"] == attempt]
-            value[str(attempt)]["untraced"] = found.each_name(steps)
+            value[str(attempt)]["untraced"] = found.each_name(steps[:NAMED])
             untraced += [f"step {found.names(steps)} of attempt {attempt}"] if steps else []
             continue
         if report.verdict != "pass":

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
+from trajreplay.query.samples import SAMPLES
 from trajreplay.query.sql import SqlQuery
 from trajreplay.schema.errors import TrajReplayError
 from trajreplay.stages.gate.check import Judged
@@ -14,6 +15,7 @@ from trajreplay.stages.gate.evidence import Evidence
 from trajreplay.stages.gate.heartbeats import is_number
 from trajreplay.stages.gate.statement import SqlCheck
 
+_JOINED = ("steps", "rollouts")
 _WORDS = {
     "below": "<",
     "above": ">",
@@ -93,8 +95,9 @@ def _unread(found: Evidence, statement: SqlQuery, tables: Collection[str]) -> st
         return "it reads no table of the lake"
     for attempt in sorted(found.standing):
         for table in sorted(tables):
-            column = "coalesce(attempt, source_attempt)" if table == "samples" else "attempt"
-            one = f"SELECT 1 FROM {table} WHERE {column} = {attempt} LIMIT 1"
-            if not replace(statement, text=one).result().table.num_rows:
+            # A filter on a key is decided by the manifest; what `samples` joins is asked apart.
+            asked = _JOINED if table == SAMPLES.name else (table,)
+            texts = (f"SELECT 1 FROM {one} WHERE attempt = {attempt} LIMIT 1" for one in asked)
+            if not any(replace(statement, text=one).result().table.num_rows for one in texts):
                 return f"it reads {table}, of which attempt {attempt} recorded no row"
     return ""

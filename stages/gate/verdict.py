@@ -11,6 +11,7 @@ import pyarrow as pa
 from trajreplay.stages.gate.check import PHASES, Judged, Phase
 
 FORMAT = 1
+NAMED = 100  # steps that a verdict names
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ class GateVerdict:
             "steps": {
                 "recorded": len(self.steps),
                 "captured": self.captured,
-                "not_captured": list(self.not_captured),
+                "not_captured": list(self.not_captured[:NAMED]),
             },
             "checks": [vars(one) for one in self.checks],
             "policy": self.policy,

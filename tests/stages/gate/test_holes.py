@@ -1,5 +1,6 @@
 """What heartbeats alone tell of is said, and nothing passes by comparing nothing."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -253,3 +254,12 @@ def test_of_a_chain_the_steps_without_traces_are_named(lake: Lake) -> None:
         "not of step 0:0, 1:0, 2:0, 3:0 of attempt 0, which left no trace",
     )
     assert check.value["0"]["untraced"] == ["0:0", "1:0", "2:0", "3:0"]
+
+
+def test_a_verdict_names_so_many_steps_that_a_person_can_read_them(lake: Lake) -> None:
+    names = tuple(f"{rollout}:0" for rollout in range(250))
+    healthy_run(lake, 1)
+    verdict = replace(gated(lake, Policy(checks={"attempt": {}})), steps=names, not_captured=names)
+    told = verdict.to_json()["steps"]
+    assert (told["recorded"], told["captured"]) == (250, 0)
+    assert told["not_captured"] == list(names[:100])
