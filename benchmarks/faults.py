@@ -80,7 +80,7 @@ def main() -> int:
                 note(f"  {text}")
     print("\n".join(rows(tallies)))
     rest = [one.id for one in chosen if not can_be_put_in(one)]
-    print(f"\nFindings of contract checks, which no search has to name: {', '.join(rest)}")
+    print(f"\nFindings of contract checks, or of several cohorts: {', '.join(rest)}")
     failed = [one.fault for one in tallies if one.alone < AT_LEAST * one.identifiable]
     few = [one.fault for one in tallies if not one.draws]
     print(f"Below {AT_LEAST:.0%} of identifiable draws: {', '.join(failed) or 'none'}")

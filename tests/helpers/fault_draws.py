@@ -77,9 +77,14 @@ def _is_twin(other: Hypothesis, missed: float) -> bool:
     return other.exact or other.max_error <= SURE * missed
 
 
+# Faults of a step that holds a part of its rollouts, or several: a drawn cohort has none.
+_OF_ROLLOUTS = ("reward.other-batch", "advantage.other-batch", "loss.other-batch")
+
+
 def can_be_put_in(fault: Fault) -> bool:
-    """Whether a fault is a transformation, not a finding of a check."""
-    return fault.tries is not None or fault.hands is not None
+    """Whether a fault is a transformation of one cohort, not a finding of a check."""
+    made = fault.tries is not None or fault.hands is not None
+    return made and fault.id not in _OF_ROLLOUTS
 
 
 def explanation_of(fault: Fault, seed: int, folder: Path) -> Explanation | None:
