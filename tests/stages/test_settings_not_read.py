@@ -141,6 +141,8 @@ UNSEEN = {
     "advantage.otb_zero_tail",  # of samples that end together
     "loss.batch_reduction",  # stated by the outputs themselves
     "loss.advantage_level",  # what is linear in the advantages
+    "loss.dual_clip",  # of ratios that no token here has at a negative advantage
+    "loss.mean_over",  # the scope, where a rank has one micro-batch
     "loss.entropy_mean_over",  # the scope, where the loss is a mean over it
     "loss.kl_loss_mean_over",  # the scope, where the loss is a mean over it
     "value.mean_over",  # likewise
