@@ -64,8 +64,8 @@ def _duplicated(given: Columns, name: str) -> Iterator[Finding]:
         found = seen.setdefault(values[bounds[row] : bounds[row + 1]].tobytes(), row)
         if found != row:
             first_of[row] = found
-    rare = _rare(given, values)
-    doubled = _doubled_rank(given, first_of, rare)
+    likely = _likely(given, values)
+    doubled = _doubled_rank(given, first_of, likely)
     if doubled is not None:
         rank, other = doubled
         message = (
@@ -74,6 +74,10 @@ def _duplicated(given: Columns, name: str) -> Iterator[Finding]:
         )
         yield given.finding("rank.doubled", "error", message)
         return
+    rare = likely + math.log(max(len(likely), 1)) < math.log(RARE)
+    if name != _WITNESSES[0]:
+        # Another policy may find unlikely what its sampler was sure of: then it takes many tokens.
+        rare &= given.lengths >= DOUBLED
     twice = ((first_of >= 0) & rare).nonzero()[0]
     if not len(twice):
         return
@@ -99,18 +103,20 @@ def _alike(given: Columns, values: Floats) -> list[int]:
     return [row for row, key in zip(rows.tolist(), keys, strict=True) if counts[key] > 1]
 
 
-def _rare(given: Columns, values: Floats) -> np.ndarray:
-    """(S,) Samples that a policy does not give twice among so many, by their log-probs."""
+def _likely(given: Columns, values: Floats) -> np.ndarray:
+    """(S,) The log of the probability of each response, by its log-probs."""
     owner = np.arange(len(given.lengths)).repeat(given.lengths)
     known = np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=0.0)
-    likely = np.bincount(owner, known, len(given.lengths))
-    return np.asarray(likely + math.log(max(len(likely), 1)) < math.log(RARE))
+    return np.bincount(owner, known, len(given.lengths))
 
 
-def _doubled_rank(given: Columns, first_of: np.ndarray, rare: np.ndarray) -> tuple[int, int] | None:
+def _doubled_rank(
+    given: Columns, first_of: np.ndarray, likely: np.ndarray
+) -> tuple[int, int] | None:
     """A rank all of whose samples are those of another, each of another one and in no group of it.
 
-    Samples of one prompt may be equal where the policy is sure, and lie on several ranks.
+    Samples of one prompt may be equal where the policy is sure, and lie on several ranks: together
+    they must be unlikely.
     """
     groups = given.groups if given.has("group_id") else np.arange(len(first_of))
     for rank in np.unique(given.ranks).tolist():
@@ -121,7 +127,8 @@ def _doubled_rank(given: Columns, first_of: np.ndarray, rare: np.ndarray) -> tup
         others = np.unique(given.ranks[origins])
         alone = len(np.unique(origins)) == len(origins)
         shared = (groups[mine] == groups[origins]).any()
-        if alone and not shared and len(others) == 1 and int(others[0]) != rank:
+        unlikely = likely[mine].sum() < math.log(RARE)
+        if alone and unlikely and not shared and len(others) == 1 and int(others[0]) != rank:
             return rank, int(others[0])
     return None
 

@@ -40,10 +40,10 @@ def _answers(seed: int, size: int, length: int, deciding: int, drift: float) -> 
     return found
 
 
-def _found(shares: dict[int, list[Sample]]) -> dict[str, Finding]:
+def _found(shares: dict[int, list[Sample]], columns: Sequence[str] = COLUMNS) -> dict[str, Finding]:
     with tempfile.TemporaryDirectory() as folder:
         lake = Lake.create(f"{folder}/lake")
-        capture(lake, shares, WAY, columns=COLUMNS, stages=["sample"], settings=WAY.full)
+        capture(lake, shares, WAY, columns=columns, stages=["sample"], settings=WAY.full)
         (cohort,) = lake.replay().cohorts
     return {one.check: one for one in cohort.findings}
 
@@ -142,3 +142,32 @@ def test_equal_responses_are_remarked_where_the_policy_makes_them_unlikely(
             "warning",
             "s-3",
         )
+
+
+@pytest.mark.parametrize("certainty", [0.9999, 0.5])
+def test_prompts_that_several_ranks_were_given_double_none_where_their_answers_are_sure(
+    certainty: float,
+) -> None:
+    """A small dataset repeats within a batch, and a greedy policy repeats itself."""
+    numbers = np.random.default_rng(0)
+    said = np.log(certainty) * numbers.uniform(0.5, 1.0, (4, 10))
+    shares = {
+        rank: [
+            _answer(row + 100 * rank, f"g-{rank}-{row}", values, values)
+            for row, values in enumerate(said)
+        ]
+        for rank in (0, 1)
+    }
+    assert ("rank.doubled" in _found(shares)) == (certainty == 0.5)
+
+
+@pytest.mark.parametrize(("length", "said"), [(10, False), (40, True)])
+def test_what_another_policy_finds_unlikely_the_sampler_may_have_been_sure_of(
+    length: int, said: bool
+) -> None:
+    numbers = np.random.default_rng(0)
+    moved = -np.abs(numbers.normal(3.0, 1.0, (8, length)))
+    samples = [_answer(row, f"g-{row // 4}", moved[row], moved[row]) for row in range(8)]
+    samples[3] = _answer(3, "g-0", moved[1], moved[1])
+    found = _found({0: samples}, columns=COLUMNS[1:])
+    assert ("sample.duplicated" in found) == said
