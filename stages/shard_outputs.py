@@ -100,7 +100,9 @@ def _joined(values: list[Output], entry: Entry, whole: pa.Table, *, dynamic: boo
     if len(known) < len(stated):
         return _summed(values) if alike and not dynamic and not by_tokens else None
     trained = _trained(first, whole) if by_tokens else None
-    if not alike or (sum(known) == trained and known[0] != trained):
+    # Equal ones are of all where they are nearer to what all trained than their sum is.
+    own = trained is not None and abs(sum(known) - trained) < abs(known[0] - trained)
+    if not alike or own:
         return _weighted(saying, known)
     return _summed(saying)
 

@@ -28,7 +28,8 @@ READ_BY = {
     "reward": ("reward.raw", "reward.post_process"),
     "kl": ("reward.post_process", "advantage.kl", "advantage.estimate"),  # where rewards pay it
     "advantage": ("advantage.estimate",),
-    "loss": ("loss.policy", "loss.value", "advantage.estimate"),  # whose weights may be the loss's
+    # Baselines may be of the tokens that the loss keeps, and weights of advantages the loss's.
+    "loss": ("reward.post_process", "advantage.estimate", "loss.policy", "loss.value"),
     "value": ("loss.value",),
     "layout": ("reward.post_process", "advantage.estimate", "loss.policy", "loss.value"),
     "sampling": (),

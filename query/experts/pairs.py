@@ -194,7 +194,7 @@ class PairedReading:
     def _compare(self, trainer: Entry, sampler: Entry) -> None:
         """Take note of where the sampler's log-probs come from, beside the trainer's."""
         theirs = self.origins.add(self.pair.sampler, sampler)
-        self.origins.compare([trainer.origins.get(self.pair.trainer)], [theirs])
+        self.origins.compare(trainer.origins.get(self.pair.trainer), theirs)
 
     def _filled(self, entry: Entry, own: Side, place: SamplePlace) -> Side:
         """What a step lacks of the sampler, taken from the rollout that the sample came from."""

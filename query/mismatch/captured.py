@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from trajreplay.query.capture_sets import CaptureSet
 from trajreplay.query.catalog import Catalog
-from trajreplay.query.mismatch.consumed import Consumed, columns_of
+from trajreplay.query.mismatch.consumed import Consumed, columns_of, together
 from trajreplay.query.mismatch.keys import RowKey, Step, bucket, step_of
 from trajreplay.query.mismatch.pair import Origins, Pair
 from trajreplay.query.mismatch.shards import NEEDED, Rows, is_cut, placed, put_together
@@ -161,11 +161,12 @@ class Reading:
             found["weight_versions"] = pa.nulls(count, SPANS)
         filled = (*self.pair.columns, "weight_versions")
         given = self._consumed.fill(captures, entry, found, filled)
-        origins = {
-            column: [self.origins.add(column, giver) for giver in given[column].used]
-            for column in self.pair.columns
-        }
-        self.origins.compare(*origins.values())
+        for column in self.pair.columns:
+            for giver in given[column].used:
+                self.origins.add(column, giver)
+        for both in together(*(given[column] for column in self.pair.columns)):
+            of_both = zip(both, self.pair.columns, strict=True)
+            self.origins.compare(*(giver.origins.get(column) for giver, column in of_both))
         trained, sampled = (
             given[name].told(
                 [version_of(one.origins.get(name)) for one in given[name].entries], count

@@ -20,7 +20,7 @@ from trajreplay.schema.identity import CaptureKey
 from trajreplay.schema.lists import Int64s
 from trajreplay.schema.tables import ROLLOUTS, STEPS
 
-_KEPT_ROLLOUTS = 32
+_KEPT_SOURCES = 2  # of all that a step consumed, which each of its ranks looks at
 _WHOLE: Shard = (0, 1, None)
 _NOBODY = -1
 
@@ -57,6 +57,15 @@ class Given(NamedTuple):
         return values.take(pa.array(self.of_row, mask=self.of_row == _NOBODY))
 
 
+def together(one: Given, other: Given) -> list[tuple[Entry, Entry]]:
+    """The captures that two columns of one row are from, of all rows."""
+    places = [np.zeros(1, np.int64) if of is None else of for of in (one.of_row, other.of_row)]
+    first, second = np.broadcast_arrays(*places)
+    known = (first != _NOBODY) & (second != _NOBODY)
+    pairs = set(zip(first[known].tolist(), second[known].tolist(), strict=True))
+    return [(one.entries[left], other.entries[right]) for left, right in sorted(pairs)]
+
+
 class _Generated(NamedTuple):
     """The rows of consumed rollouts: their captures, columns, and places by sample and shard."""
 
@@ -72,7 +81,7 @@ class _Generated(NamedTuple):
 
 
 class Consumed:
-    """The rollouts that steps consumed from; the last ones read are kept.
+    """The rollouts that steps consumed from; those of the last steps are kept.
 
     Args:
         catalog: The lake.
@@ -80,7 +89,7 @@ class Consumed:
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        self._rows = lru_cache(maxsize=_KEPT_ROLLOUTS)(self._read)
+        self._generated = lru_cache(maxsize=_KEPT_SOURCES)(self._read)
 
     def sources(self, captures: CaptureSet) -> tuple[Entry, ...]:
         """Captures of the rollouts that a step consumed from; none of a rollout."""
@@ -116,7 +125,7 @@ class Consumed:
         wanted = tuple(one for one in columns if found[one].null_count)
         if not wanted or captures.kind == "rollout" or "sample_id" not in found:
             return own
-        generated = self._generated(captures, wanted)
+        generated = self._generated(tuple(one.key for one in self.sources(captures)), wanted)
         mine = zip(names_of(found), shards_of(entry, found), strict=True)
         places = pa.array([generated.place(*one) for one in mine], pa.int64())
         taken = generated.columns.take(places)
@@ -133,9 +142,10 @@ class Consumed:
             own[name] = Given(givers, np.where(valid, 0, np.where(there, of_row, _NOBODY)))
         return own
 
-    def _generated(self, captures: CaptureSet, wanted: tuple[str, ...]) -> _Generated:
-        entries = self.sources(captures)
-        tables = [self._rows(entry.key, wanted) for entry in entries]
+    def _read(self, keys: tuple[CaptureKey, ...], wanted: tuple[str, ...]) -> _Generated:
+        entries = tuple(map(self._catalog.entry, keys))
+        names = ["sample_id", *SHARD, *wanted]
+        tables = [read_columns(self._catalog.store, one, ROLLOUTS, names) for one in entries]
         schema = pa.schema([ROLLOUTS[name].field for name in wanted])
         columns = pa.concat_tables([schema.empty_table(), *(one.select(wanted) for one in tables)])
         places: dict[tuple[Any, Shard], int] = {}
@@ -150,10 +160,6 @@ class Consumed:
                 )
         counts = [len(one) for one in tables]
         return _Generated(entries, np.repeat(np.arange(len(entries)), counts), columns, places)
-
-    def _read(self, key: CaptureKey, columns: tuple[str, ...]) -> pa.Table:
-        entry = self._catalog.entry(key)
-        return read_columns(self._catalog.store, entry, ROLLOUTS, ["sample_id", *SHARD, *columns])
 
 
 def _named(entry: Entry, rows: pa.Table) -> Iterator[tuple[Entry, Any, Shard]]:

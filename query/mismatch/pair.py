@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Literal
 
 from trajreplay.schema.entry import Entry, LogProbOrigin
@@ -59,10 +58,6 @@ class Pair:
         return self.trainer, self.sampler
 
 
-def _temperatures(origins: Iterable[LogProbOrigin | None]) -> list[float | None]:
-    return [None if one is None else one.temperature for one in origins]
-
-
 @dataclass
 class Origins:
     """Where the two columns of the captures that were read came from, as their entries say."""
@@ -86,21 +81,19 @@ class Origins:
         self._refuse(column, origin, entry)
         return origin
 
-    def compare(
-        self, trainer: Iterable[LogProbOrigin | None], sampler: Iterable[LogProbOrigin | None]
-    ) -> None:
-        """Take note of the temperatures at which the values of one capture were taken.
+    def compare(self, trainer: LogProbOrigin | None, sampler: LogProbOrigin | None) -> None:
+        """Take note of the temperatures at which the values of one row were taken.
 
         One that a single side states is the same as the other's only as far as anybody knows.
         """
-        for one, other in product(*map(_temperatures, (trainer, sampler))):
-            if one is not None and other is not None:
-                if one != other:
-                    self.crossed.add((one, other))
-            elif one is not None:
-                self.half_stated.add((self.pair.trainer, one))
-            elif other is not None:
-                self.half_stated.add((self.pair.sampler, other))
+        one, other = (None if of is None else of.temperature for of in (trainer, sampler))
+        if one is not None and other is not None:
+            if one != other:
+                self.crossed.add((one, other))
+        elif one is not None:
+            self.half_stated.add((self.pair.trainer, one))
+        elif other is not None:
+            self.half_stated.add((self.pair.sampler, other))
 
     @property
     def interpolated(self) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from trajreplay.schema.shards import (
     Piece,
     Places,
     Spans,
+    WholeLists,
     held_tokens,
     response_spans,
     row_places,
@@ -130,14 +131,44 @@ def _whole(name: str, parts: Sequence[Rows], rows: Sequence[Int64s], response: I
             column = column.take(pa.array(np.arange(len(column)), mask=missing))
         pieces.append((column, mine, _held(name, part, column, there[mine])))
     found = whole_lists(pieces, response, there)
-    if not found.hits.all():
-        token = int(np.argmin(found.hits))
-        row = int(np.searchsorted(found.offsets, token, side="right")) - 1
-        raise DatasetError(
-            f"{name}: no shard holds token {token - found.offsets[row]} of a response of "
-            f"{response[row]}: the shards do not tile it"
-        )
+    _check_tiles(name, found, np.bincount(np.concatenate(rows)), response * there)
+    if (found.hits > 1).any():
+        _check_alike(name, parts, pieces, found.lists)
     return found.lists
+
+
+def _check_tiles(name: str, found: WholeLists, shards: Int64s, lengths: Int64s) -> None:
+    """Refuse samples whose tokens are neither each in one shard nor all in every one."""
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    once = np.bincount(owner, found.hits == 1, len(lengths)) == lengths
+    always = np.bincount(owner, found.hits == shards[owner], len(lengths)) == lengths
+    wrong = np.flatnonzero(~(once | always))
+    if len(wrong):
+        row = int(wrong[0])
+        mine = found.hits[found.offsets[row] : found.offsets[row + 1]]
+        token = int(np.argmax(mine != 1))
+        raise DatasetError(
+            f"{name}: {mine[token]} of {shards[row]} shards hold token {token} of a response of "
+            f"{lengths[row]}, expected one, or all of them every token: the shards do not tile it"
+        )
+
+
+def _check_alike(
+    name: str, parts: Sequence[Rows], pieces: Sequence[Piece], whole: pa.Array
+) -> None:
+    """Refuse ranks that hold a whole response, and not the same bit by bit."""
+    for part, (column, rows, _) in zip(parts, pieces, strict=True):
+        judged = whole.take(pa.array(rows))
+        mine, theirs = lengths_of(column), lengths_of(judged)
+        for row in np.flatnonzero((mine == theirs) & (mine > 0)).tolist():
+            held, other = (one[row].values.to_numpy().tobytes() for one in (column, judged))
+            if held != other:
+                raise DatasetError(
+                    f"capture of {part.entry.key}: {name} of sample "
+                    f"{part.found['sample_id'][row].as_py()!r} is not what another rank of its "
+                    "context-parallel group has, and each holds the whole response",
+                    hint="Find out which is right: trajreplay replay names where they differ.",
+                )
 
 
 def _held(name: str, part: Rows, column: pa.Array, there: Any) -> Spans:

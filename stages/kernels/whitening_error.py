@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -62,8 +64,8 @@ def whitened(
         Sums of tokens are reductions of a tensor, by pairs or in blocks, here f(16 + 4 log2 n) at
         most, and not one loop over all tokens, which would be f(n). A variance by one pass loses
         what the mean square has of digits beyond it; where it may come out negative a divisor may
-        be as small as any, and NaN beyond. The tokens of a set share it though, so that it is no
-        smaller than (sum |c| - sum e(c)) / sum |y|, of what is recorded.
+        be as small as float32 tells it from 0, and NaN beyond. The tokens of a set share it, so
+        that it is no smaller than (sum |c| - sum e(c)) / sum |y|, of what is recorded.
 
     Source:
         Higham 2002, Accuracy and stability of numerical algorithms, sections 1.9 and 4.2; Chan,
@@ -124,6 +126,7 @@ def whitened(
         if one_pass and form == "added":  # a floor, or a root, makes no divisor of less than that
             of_tokens = Rounded(*(torch.where(unmasked, one, 0.0) for one in (centred, error)))
             shared = _shared_divisor(of_tokens, unmasked, recorded, sets)
+            shared = torch.maximum(shared, _finite_divisor(sets.sum(x**2) / count, epsilon))
             least = torch.where(low < 0.0, torch.minimum(least, shared), least)
         most = divisor_of(high, epsilon * (1.0 + U), form) * (1.0 + 4.0 * U)
         scaled = quotient(Rounded(centred, error), least[sets.member], most[sets.member], value)
@@ -147,6 +150,18 @@ def _shared_divisor(
     held = torch.where(unmasked, recorded.abs(), 0.0).nan_to_num(0.0, 0.0, 0.0)
     total = sets.sum(held) * (1.0 + 4.0 * U)
     return (size / total.clamp(min=FLOAT32_TINY)).clamp(min=FLOAT32_TINY)
+
+
+def _finite_divisor(square: Tensor, epsilon: float) -> Tensor:
+    """(G,) The least divisor by a variance of one pass that gives a finite value.
+
+    The variance is a multiple of float32's spacing at the mean square: where this is no less than
+    epsilon, a negative one gives NaN. Elsewhere what is left of epsilon has its own spacing.
+    """
+    spacing = torch.exp2(torch.floor(torch.log2(square / 2.0)) - 23.0)
+    root = math.sqrt(epsilon * (1.0 - U)) * (1.0 - 4.0 * U)
+    least = torch.where(spacing >= epsilon, root, math.sqrt(U * epsilon))
+    return least.clamp(min=FLOAT32_TINY)
 
 
 def _centre_error(x: Tensor, entry: Tensor, unmasked: Tensor, sets: Groups, centre: str) -> Tensor:

@@ -9,6 +9,7 @@ import pytest
 from tests.helpers.captures import record, sample
 from tests.helpers.mismatches import as_rows, holding, measured, only_row, write_pair
 from trajreplay import DatasetError, Lake
+from trajreplay.query.reading import read_columns
 
 ROW = [-1.0, -2.0, -1.5]
 
@@ -87,3 +88,48 @@ def test_a_sample_that_is_there_twice_with_other_values_is_refused(tmp_path: Pat
     write_twice(lake, [-1.0, -2.0, -1.75])
     with pytest.raises(DatasetError, match="sample 's-0' is there twice in its rollout"):
         measured(lake)
+
+
+@pytest.mark.parametrize("sampled_at", [(1.0, 0.5), (0.5, 1.0)])
+def test_temperatures_are_compared_row_by_row(
+    sampled_at: tuple[float, float], tmp_path: Path
+) -> None:
+    """Rollouts of different temperatures are each consistent, or are not."""
+    lake = Lake.create(tmp_path)
+    for number, (own, sampled) in enumerate(zip((1.0, 0.5), sampled_at, strict=True)):
+        write_pair(
+            lake,
+            [[one + 0.25 for one in ROW]],
+            [ROW],
+            rollout_id=number,
+            step_id=None,
+            first=number,
+            temperatures=(own, sampled),
+        )
+    consumed = [sample(number, 3, source_rollout_id=number) for number in range(2)]
+    record(lake, lambda capture: capture.samples(consumed), rollout_id=2, step_id=0)
+    errors = [one.message for one in measured(lake).findings if one.severity == "error"]
+    assert bool(errors) == (sampled_at == (0.5, 1.0))
+
+
+def test_captures_of_many_ranks_are_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake.create(tmp_path)
+    ranks = list(range(40))
+    for rank in ranks:
+        common: dict[str, Any] = {"rank": rank, "expected_ranks": ranks, "stages": []}
+        rows = as_rows([ROW])
+        generated = [sample(rank, 3)]
+        consumed = [sample(rank, 3, source_rollout_id=0)]
+        record(lake, *holding(generated, rollout_log_probs=rows), rollout_id=0, **common)
+        record(lake, *holding(consumed, old_log_probs=rows), rollout_id=1, step_id=0, **common)
+    reads: list[str] = []
+
+    def read(*given: Any) -> Any:
+        reads.append(given[1].key)
+        return read_columns(*given)
+
+    monkeypatch.setattr("trajreplay.query.mismatch.consumed.read_columns", read)
+    assert only_row(lake)["valid_tokens"] == 120
+    assert len(reads) == len(set(reads)) == 40

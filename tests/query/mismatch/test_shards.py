@@ -162,3 +162,31 @@ def test_a_shard_takes_the_same_shard_of_the_rollout(tmp_path: Path) -> None:
         record(lake, *holding(consumed, old_log_probs=old), rollout_id=1, step_id=0, **common)
     row = only_row(lake)
     assert (row["valid_tokens"], row["abs_delta_max"]) == (16, 0.125)
+
+
+@pytest.mark.parametrize("whole", [{0, 1}, {0}])
+def test_ranks_that_hold_a_response_alike_or_not_at_all(whole: set[int], tmp_path: Path) -> None:
+    """What one of them has wrong is not covered by what the other has."""
+    step = a_step()
+    lakes = [Lake.create(tmp_path / name) for name in ("equal", "unequal")]
+    for lake, off in zip(lakes, (0, 5), strict=True):
+        for rank in range(2):
+            rows = [row.copy() for row in step["old"]]
+            rows[1][3] += off * (rank == 0)
+            old = rows if rank in whole else shard_of(step, rank, rows)
+            record(
+                lake,
+                *holding(samples_of(step), old_log_probs=old, rollout_log_probs=step["rollout"]),
+                rollout_id=0,
+                step_id=0,
+                stages=[],
+                rank=rank,
+                expected_ranks=[0, 1],
+                parallel=ParallelCoordinates(context_rank=rank, context_size=2),
+                settings=replace(Settings(), layout=step["layout"]),
+            )
+    if whole == {0, 1}:
+        assert only_row(lakes[0])["abs_delta_max"] == 0.125
+    for lake in lakes if whole == {0} else lakes[1:]:
+        with pytest.raises(DatasetError, match=r"do not tile it|is not what another rank"):
+            measured(lake)
