@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -126,7 +124,8 @@ def whitened(
         if one_pass and form == "added":  # a floor, or a root, makes no divisor of less than that
             of_tokens = Rounded(*(torch.where(unmasked, one, 0.0) for one in (centred, error)))
             shared = _shared_divisor(of_tokens, unmasked, recorded, sets)
-            shared = torch.maximum(shared, _finite_divisor(sets.sum(x**2) / count, epsilon))
+            square = sets.sum(x**2) / count
+            shared = torch.maximum(shared, _finite_divisor(square, low, count / free, epsilon))
             least = torch.where(low < 0.0, torch.minimum(least, shared), least)
         most = divisor_of(high, epsilon * (1.0 + U), form) * (1.0 + 4.0 * U)
         scaled = quotient(Rounded(centred, error), least[sets.member], most[sets.member], value)
@@ -152,15 +151,22 @@ def _shared_divisor(
     return (size / total.clamp(min=FLOAT32_TINY)).clamp(min=FLOAT32_TINY)
 
 
-def _finite_divisor(square: Tensor, epsilon: float) -> Tensor:
+def _finite_divisor(square: Tensor, low: Tensor, scale: Tensor, epsilon: float) -> Tensor:
     """(G,) The least divisor by a variance of one pass that gives a finite value.
 
-    The variance is a multiple of float32's spacing at the mean square: where this is no less than
-    epsilon, a negative one gives NaN. Elsewhere what is left of epsilon has its own spacing.
+    The variance is a multiple of float32's spacing at the mean square, or of half of it, times
+    `scale`, for ddof. What is left of epsilon beside a negative one, and no 0, is the least of all.
+
+    Args:
+        square: (G,) Mean squares.
+        low: (G,) The least variances.
+        scale: (G,) What they are multiplied by.
+        epsilon: What is added to them.
     """
-    spacing = torch.exp2(torch.floor(torch.log2(square / 2.0)) - 23.0)
-    root = math.sqrt(epsilon * (1.0 - U)) * (1.0 - 4.0 * U)
-    least = torch.where(spacing >= epsilon, root, math.sqrt(U * epsilon))
+    step = torch.exp2(torch.floor(torch.log2(square / 2.0)) - 23.0) * scale
+    left = torch.where(step > 0.0, epsilon - torch.floor(epsilon / step) * step, 0.0)
+    left = (left - 8.0 * U * epsilon).clamp(min=U * epsilon)
+    least = torch.maximum(left, low + epsilon * (1.0 - U)).sqrt() * (1.0 - 4.0 * U)
     return least.clamp(min=FLOAT32_TINY)
 
 

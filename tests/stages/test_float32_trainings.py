@@ -281,6 +281,28 @@ def test_a_small_spread_whitened_in_one_pass_is_no_fault(
         assert said == is_nan
 
 
+@pytest.mark.parametrize("reward", [-1.0, -0.7, 0.3, 1e-4])
+@pytest.mark.parametrize("whitens", [True, False])
+def test_equal_rewards_whitened_in_one_pass_hide_no_advantage(
+    lake: Lake, reward: float, whitens: bool
+) -> None:
+    """A batch that failed altogether has advantages of 0, and not those that were put in."""
+    settings = with_changes(PROFILES["slime"].settings, ONE_PASS)
+    samples = [Sample(f"s-{row}", "g-0", [1] * 8, reward) for row in range(8)]
+    every = torch.full((64,), reward)
+    mean = every.sum() / 64
+    variance = ((every * every).sum() / 64 - mean * mean) * 64 / 63
+    made = (every - mean) * torch.rsqrt(variance + 1e-8) if whitens else every
+    for one, own in zip(samples, torch.split(made, 8), strict=True):
+        one.reward = reward
+        one.columns["advantages"] = one.columns["returns"] = own
+    stages = ("sample", "reward.raw", REWARD, ESTIMATE)
+    capture(lake, {0: samples}, WAY, stages=stages, columns=("advantages",), settings=settings)
+    (cohort,) = lake.replay().cohorts
+    verdicts = ("pass", "precision") if whitens else ("diverged",)
+    assert the_stage(cohort, ESTIMATE).verdict in verdicts
+
+
 def test_what_one_pass_leaves_open_hides_no_other_advantage(lake: Lake) -> None:
     """All tokens of a set share a divisor, however little is known of it."""
     settings = with_changes(PROFILES["slime"].settings, ONE_PASS)

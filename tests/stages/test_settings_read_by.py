@@ -83,6 +83,12 @@ def test_a_stage_that_a_setting_changes_is_said_to_read_it(context: str, label: 
     [
         ("kl within a divided reward", "kl.coef", 0.5, "reward.post_process"),
         ("kl within a divided reward", "kl.estimator", "k1", "reward.post_process"),
+        (
+            "weighted by kept tokens",
+            "loss.rejection",
+            {"token-ratio": (0.2, 5.0)},
+            "reward.post_process",
+        ),
     ],
 )
 def test_a_setting_of_one_section_may_change_the_stage_of_another(
