@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
 from trajreplay.schema.entry import DataFile, Entry
+from trajreplay.schema.errors import TrajReplayError
 from trajreplay.schema.layout import data_path, packed_path
 from trajreplay.schema.publish import remove_if_there
 from trajreplay.schema.store import Store
@@ -43,11 +46,6 @@ class SharedFiles:
         self._entries: list[Entry] = []
         self._paths: list[str] = []
 
-    @property
-    def paths(self) -> list[str]:
-        """The files that are in place."""
-        return list(self._paths)
-
     def add(self, prepared: Prepared) -> int:
         """Write the rows of a capture.
 
@@ -56,6 +54,7 @@ class SharedFiles:
 
         Raises:
             OSError: The lake cannot be written.
+            DatasetError: It is an object store that cannot.
         """
         at = len(self._entries)
         self._entries.append(prepared.entry)
@@ -111,17 +110,27 @@ class SharedFiles:
 
         Raises:
             OSError: The lake cannot be written.
+            DatasetError: It is an object store that cannot.
         """
         for kind in list(self._open):
             self._close(kind)
         return self._entries
 
-    def abandon(self) -> None:
-        """Remove every file, also those that are in place."""
+    def abandon(self, kept: Collection[str] = ()) -> None:
+        """Remove the files, also those that are in place.
+
+        One that cannot be removed stays: nothing reads a file that no entry names.
+
+        Args:
+            kept: Paths of those that stay, since an entry names them.
+        """
         for one in self._open.values():
             one.writer.abandon()
-            remove_if_there(one.temporary)
+            with contextlib.suppress(OSError):
+                remove_if_there(one.temporary)
         self._open.clear()
         for path in self._paths:
-            self._store.remove(path)
+            if path not in kept:
+                with contextlib.suppress(OSError, TrajReplayError):
+                    self._store.remove(path)
         self._paths.clear()

@@ -48,7 +48,17 @@ class Committing:
         self._size = 0
 
     def add(self, source: Source) -> None:
-        """Write the data of a source; it is visible after `flush` at the latest."""
+        """Write the data of a source; it is visible after `flush` at the latest.
+
+        On an error that is no fault of a source, nothing is left of those that wait.
+        """
+        try:
+            self._add(source)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _add(self, source: Source) -> None:
         captures = source.laid_out(self._store)
         if captures is None:
             return
@@ -74,7 +84,7 @@ class Committing:
         self._waiting.append(waiting)
         try:
             waiting.places += [self._files.add(one) for one in missing]
-        except OSError as error:
+        except (TrajReplayError, OSError) as error:
             self._give_up(error)
 
     def flush(self) -> None:
@@ -84,7 +94,7 @@ class Committing:
             return
         try:
             entries = self._files.place()
-        except OSError as error:
+        except (TrajReplayError, OSError) as error:
             self._give_up(error)
             return
         named: set[str] = set()
@@ -92,9 +102,7 @@ class Committing:
             for one in waiting:
                 self._publish(one, [entries[at] for at in one.places], named)
         finally:
-            for path in self._files.paths:
-                if path not in named:
-                    self._store.remove(path)
+            self._files.abandon(named)
             self._begin()
 
     def _publish(self, one: _Waiting, entries: list[Entry], named: set[str]) -> None:
@@ -106,20 +114,23 @@ class Committing:
             named: Files that a visible entry names; those of its entries are added.
         """
         source, there = one.source, one.known
-        entry = None
         try:
             dated = [replace(entry, created_us=now_us()) for entry in entries]
             contents = [entry_bytes(entry) for entry in dated]  # one too large refuses them all
             for entry, content in zip(dated, contents, strict=True):
-                if self._created(entry, content):
-                    named.update(file.path for file in entry.files)
+                files = {file.path for file in entry.files}
+                try:
+                    created = self._created(entry, content)
+                except BaseException:
+                    # A reply may be lost once the name was given: the files go on a clear no only.
+                    held = self._holds(entry)
+                    named.update(files if held is not False else ())
+                    there.update({entry.key} if held else ())
+                    raise
+                named.update(files if created else ())
                 there.add(entry.key)
         except (TrajReplayError, OSError) as error:
             source.fail(error, self._store)
-            # A reply may be lost once the name was given.
-            if entry and isinstance(error, OSError) and self._holds(entry):
-                named.update(file.path for file in entry.files)
-                there.add(entry.key)
             if there:
                 source.result.status, source.result.hint = PARTIAL, _AGAIN
                 source.tell(there)
@@ -141,16 +152,17 @@ class Committing:
             )
         return False
 
-    def _holds(self, entry: Entry) -> bool:
-        """Whether the lake has an entry, with its files."""
+    def _holds(self, entry: Entry) -> bool | None:
+        """Whether the lake has an entry, with its files; None where it does not say."""
         path = entry_path(entry.key)
         try:
             found = load_entry(self._store.read(path, MAX_BYTES), path)
-        except TrajReplayError:
-            return False
+        except (TrajReplayError, OSError, MemoryError, RecursionError) as error:
+            # What is not there is told by this cause, whatever the store.
+            return False if isinstance(error.__cause__, FileNotFoundError) else None
         return [one.path for one in found.files] == [one.path for one in entry.files]
 
-    def _give_up(self, error: OSError) -> None:
+    def _give_up(self, error: TrajReplayError | OSError) -> None:
         for one in self._waiting:
             one.source.fail(error, self._store)
         self.abandon()

@@ -38,6 +38,9 @@ class Source:
                 self._captures = prepare()
             except (TrajReplayError, OSError) as error:
                 self.fail(error, store)
+            except (MemoryError, RecursionError) as error:
+                told = str(error) or type(error).__name__
+                self.result.problem = f"{self.result.path} cannot be read: {told}"
         return self._captures
 
     def tell(self, keys: Collection[CaptureKey] | None = None) -> None:

@@ -1,6 +1,8 @@
 """An import into a lake that fails: nothing of a source is left, or the report says what is."""
 
 import contextlib
+import errno
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,14 @@ from tests.helpers.bundles import copied, edited, signed
 from tests.helpers.slime_dumps import saved, training
 from trajreplay import Lake
 from trajreplay.capture.importers import ImportedSource, ImportOptions, import_files, importer_of
+from trajreplay.capture.importers.committing import Committing
+from trajreplay.capture.importers.importing import _read
+from trajreplay.capture.importers.named import NamedPath
+from trajreplay.schema.errors import DatasetError
+from trajreplay.schema.layout import ENTRIES
 from trajreplay.schema.localstore import LocalStore
+from trajreplay.writer import CaptureBuilder
+from trajreplay.writer.commit import Prepared
 
 COUNTS = "select step_id, count(*), sum(reward) from steps group by 1 order by 1"
 OPTIONS = ImportOptions(profile="slime", group_by_position=4)
@@ -31,13 +40,22 @@ class Failing(LocalStore):
         number: The call of it that does, counted from 1.
         error: How.
         late: Whether the change is made before it fails.
+        unread: Errors of the reads of entries that follow it, the first one last.
     """
 
     def __init__(
-        self, root: Path, call: str, number: int, error: BaseException, *, late: bool = False
+        self,
+        root: Path,
+        call: str,
+        number: int,
+        error: BaseException,
+        *,
+        late: bool = False,
+        unread: tuple[Exception, ...] = (),
     ) -> None:
         super().__init__(root)
         self._call, self._left, self._error, self._late = call, number, error, late
+        self._unread = list(unread)
         self.calls = 0
 
     def _count(self, call: str) -> bool:
@@ -45,6 +63,16 @@ class Failing(LocalStore):
             return False
         self.calls += 1
         return self.calls == self._left
+
+    def temporary(self) -> str:
+        if self._count("temporary"):
+            raise self._error
+        return super().temporary()
+
+    def read(self, path: str, limit_bytes: int) -> bytes:
+        if self.calls >= self._left and self._unread and path.startswith(ENTRIES):
+            raise self._unread.pop()
+        return super().read(path, limit_bytes)
 
     def place(self, temporary: str, path: str) -> None:
         if self._count("place"):
@@ -140,6 +168,46 @@ def test_a_lake_that_fails_anywhere_holds_nothing_of_a_source_or_what_the_report
     lake.refresh()
     assert lake.replay().exit_code == 0
     assert len(there(lake)) == 4
+
+
+CANNOT_BE_READ = DatasetError("it cannot be read: Input/output error")
+
+
+@pytest.mark.parametrize("unread", [(), (CANNOT_BE_READ,)])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EIO, "lost"), DatasetError("lost"), MemoryError("lost"), Killed()]
+)
+@pytest.mark.parametrize("number", [2, 4])
+def test_an_entry_of_which_the_reply_was_lost_keeps_its_data_whatever_the_store_then_says(
+    number: int,
+    error: BaseException,
+    unread: tuple[Exception, ...],
+    dump: Path,
+    tmp_path: Path,
+) -> None:
+    lake = Lake.create(tmp_path / "lake")
+    failing = Failing(
+        tmp_path / "lake", "publish_if_absent", number, error, late=True, unread=unread
+    )
+    if isinstance(error, (OSError, DatasetError)):
+        source = attempt(failing, dump)
+        assert "lost" in source.problem
+        known = sorted(source.captures, key=lambda one: one[3:])
+        lake.refresh()
+        assert set(known) <= set(there(lake))
+        assert len(known) == number - 1 - len(unread)  # what was not read again is not claimed
+    else:
+        with pytest.raises(type(error)):
+            attempt(failing, dump)
+        lake.refresh()
+    assert len(there(lake)) == number - 1
+    assert set(data_of(lake)) >= named_data(lake)
+    again = attempt(LocalStore(tmp_path / "lake"), dump)
+    assert again.status == "imported"
+    lake.refresh()
+    assert len(there(lake)) == 4
+    assert lake.validate(deep=True).ok
+    assert lake.replay().exit_code == 0
 
 
 @pytest.mark.parametrize("number", range(1, 6))
@@ -317,3 +385,109 @@ def test_what_cannot_be_committed_leaves_the_sources_that_it_would_share_a_file_
     assert "is committed with other content" in report.sources[1].problem
     assert len(there(lake)) == 3
     assert set(data_of(lake)) == named_data(lake)
+
+
+class ReadOnly(Failing):
+    """A lake that is read-only from one of the changes on."""
+
+    def _count(self, call: str) -> bool:
+        super()._count(call)
+        return self.is_now
+
+    @property
+    def is_now(self) -> bool:
+        """Whether it is read-only by now."""
+        return self.calls >= self._left
+
+
+@pytest.mark.parametrize("of_a_bucket", [False, True])
+@pytest.mark.parametrize("call", ["temporary", "place", "publish_if_absent"])
+@pytest.mark.parametrize("number", [2, 7])
+def test_a_lake_that_turns_read_only_ends_in_a_report_and_what_it_says_is_there(
+    call: str, number: int, of_a_bucket: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps(tmp_path / "in", 10)
+    lake = Lake.create(tmp_path / "lake")
+    read_only = OSError(errno.EROFS, "Read-only file system")
+    error = DatasetError("Read-only file system") if of_a_bucket else read_only
+    failing = ReadOnly(tmp_path / "lake", call, number, error)
+    unlink = os.unlink
+
+    def refused(path: str) -> None:
+        if failing.is_now and str(path).startswith(lake.path):
+            raise error if "/data/" in str(path) else read_only
+        unlink(path)
+
+    importer = importer_of("relax-bundle")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", refused)
+        report = import_files(failing, importer, [tmp_path / "in"])
+    assert len(report.sources) == 10
+    assert report.exit_code == (3 if failing.is_now else 0)
+    refusals = [one for one in report.sources if one.status != "imported"]
+    assert {one.status for one in refusals} <= {"refused"}
+    assert all("Read-only file system" in one.problem for one in refusals)
+    lake.refresh()
+    assert there(lake) == [one.captures[0] for one in report.sources if one.status == "imported"]
+    assert set(data_of(lake)) >= named_data(lake)
+    again = import_files(LocalStore(tmp_path / "lake"), importer, [tmp_path / "in"])
+    assert again.exit_code == 0
+    lake.refresh()
+    assert len(there(lake)) == 10
+    assert lake.validate(deep=True).ok
+    assert lake.replay().exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError(), "MemoryError"),
+        (MemoryError("no room"), "no room"),
+        (RecursionError("too deep"), "too deep"),
+    ],
+)
+def test_a_source_that_there_is_no_memory_for_is_refused_alone(
+    error: Exception,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bundles, which = steps(tmp_path / "in", 3), 1
+    lake = Lake.create(tmp_path / "lake")
+    prepare = CaptureBuilder.prepare
+
+    def short(self: CaptureBuilder) -> Prepared:
+        if self.key.step_id == which:
+            raise error
+        return prepare(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CaptureBuilder, "prepare", short)
+        report = lake.import_files("relax-bundle", tmp_path / "in")
+    assert report.exit_code == 3
+    (refused,) = report.refused
+    assert refused.status == "refused"
+    assert refused.problem == f"{bundles[which]} cannot be read: {said}"
+    assert (refused.captures, refused.samples, refused.tokens) == ([], 0, 0)
+    assert [one[3] for one in there(lake)] == [step for step in range(3) if step != which]
+    assert set(data_of(lake)) == named_data(lake)
+    assert lake.import_files("relax-bundle", tmp_path / "in").exit_code == 0
+    assert len(there(lake)) == 3
+
+
+@pytest.mark.parametrize("error", [MemoryError(), Killed()])
+def test_what_ends_an_import_leaves_nothing_to_commit_of_what_waited(
+    error: BaseException, tmp_path: Path
+) -> None:
+    (bundle,) = steps(tmp_path / "in", 1)
+    lake = Lake.create(tmp_path / "lake")
+    importer = importer_of("relax-bundle")
+    store = LocalStore(tmp_path / "lake")
+    source = _read(store, importer, bundle, NamedPath(bundle, bundle), ImportOptions())
+    committing = Committing(Failing(tmp_path / "lake", "temporary", 1, error))
+    with pytest.raises(type(error)):
+        committing.add(source)
+    committing.flush()
+    assert source.result.status == "refused"
+    assert there(lake) == []
+    assert list(data_of(lake)) == []
