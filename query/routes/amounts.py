@@ -62,20 +62,23 @@ def check_amounts(
     known = {(one.batch, one.block.ranks): one for one in held}
     for number, share in enumerate(shares):
         if share.stage in policy.stages and share.blocks[0].layers:
-            lengths, others = _replayed(trace, topology, share, known)
-            _check_share(share, lengths, others, matched.get(number), say)
+            counted = _replayed(trace, topology, share, share.blocks, known)
+            all_of_them = tuple(dict.fromkeys((*share.blocks, *share.unclear)))
+            most = _most(share, *_replayed(trace, topology, share, all_of_them, known))
+            _check_share(share, *counted, most, matched.get(number), say)
 
 
 def _replayed(
     trace: Trace,
     topology: Topology,
     share: Share,
+    blocks: Sequence[Block],
     known: Mapping[tuple[Batch, tuple[int, ...]], Held],
 ) -> tuple[Counter[int], int]:
     """Lengths of the samples that were replayed, and tokens of micro-batches without, at most."""
     lengths: Counter[int] = Counter()
     others = 0
-    for block in share.blocks:
+    for block in blocks:
         rows = rows_in(trace, share.stage, share.step, block)
         recorded = recorded_in(trace, share.stage, share.step, block)
         split = _split(share.stage, block, trace) * topology.cp_size
@@ -90,12 +93,21 @@ def _replayed(
     return lengths, others
 
 
+def _most(share: Share, lengths: Counter[int], others: int) -> int:
+    """Tokens of what was fetched that were replayed, at most."""
+    return sum((lengths & Counter(share.lengths)).elements()) + others
+
+
 def _check_share(
-    share: Share, lengths: Counter[int], others: int, matched: Matched | None, say: RouteFindings
+    share: Share,
+    lengths: Counter[int],
+    others: int,
+    most_of_all: int,
+    matched: Matched | None,
+    say: RouteFindings,
 ) -> None:
-    fetched = Counter(share.lengths)
-    again = lengths - fetched if share.is_whole else Counter[int]()
-    most = sum((lengths & fetched).elements()) + others
+    again = lengths - Counter(share.lengths) if share.is_whole else Counter[int]()
+    most = _most(share, lengths, others)
     ranks = ", ".join(str(rank) for block in share.blocks for rank in block.ranks)
     reason = ""
     if again:
@@ -106,13 +118,33 @@ def _check_share(
     elif matched and matched.left and not others and matched.count == lengths.total():
         told = ", ".join(str(one.sample_idx) for one in matched.left)
         reason = f"fetched samples {told} and replayed others instead"
-    if reason:
+    if reason and share.unclear and not again and most_of_all >= sum(share.lengths):
+        twins = ", ".join(str(rank) for block in share.unclear for rank in block.ranks)
+        say.unverified(
+            "assign.coverage",
+            f"ranks {ranks} {reason} in {share.stage}, unless ranks {twins}, which hold the same, "
+            "are replicas with equal samples: nothing tells those from tensor ranks",
+            stage=share.stage,
+            trace_step=share.step,
+            rank=share.blocks[0].ranks[0],
+        )
+    elif reason:
         say.fail(
             "assign.coverage",
             f"ranks {ranks} {reason} in {share.stage}: not every sample was replayed",
             stage=share.stage,
             trace_step=share.step,
             rank=share.blocks[0].ranks[0],
+        )
+    elif others and any(block in share.blocks for block in share.unclear):
+        twins = ", ".join(str(rank) for block in share.unclear for rank in block.ranks)
+        say.unverified(
+            "assign.coverage",
+            f"ranks {twins} hold what others of {ranks} hold in all recorded micro-batches of "
+            f"{share.stage}: whether they replay other samples after those is not known",
+            stage=share.stage,
+            trace_step=share.step,
+            rank=share.unclear[0].ranks[0],
         )
     elif share.is_batch and share.is_less:
         say.unverified(

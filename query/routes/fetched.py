@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,9 +19,11 @@ class Share:
         stage: The stage.
         step: Its step.
         samples: In the order in which they were fetched.
-        blocks: Those of the same layers that fetched them, of which none replays the same as
-            another.
-        twins: The others: tensor ranks that nothing tells from replicas.
+        blocks: Those of the same layers that fetched them, and that replay parts of them.
+        twins: Those that hold what one of `blocks` holds, and more often than it was fetched, or
+            where nothing tells tensor ranks from replicas: they are not counted.
+        unclear: Those that hold what another holds and may be replicas, since it may have been
+            fetched for each: twins, or counted where replicas are told from tensor ranks.
         is_batch: Whether the samples are all those of the batch that they are rows of.
         is_less: Whether more tokens were replayed than they have.
     """
@@ -31,6 +33,7 @@ class Share:
     samples: tuple[PayloadSample, ...]
     blocks: tuple[Block, ...]
     twins: tuple[Block, ...]
+    unclear: tuple[Block, ...]
     is_batch: bool
     is_less: bool
 
@@ -63,7 +66,7 @@ def shares_of(trace: Trace, topology: Topology) -> list[Share]:
                     together[keys, block.layers].append(block)
             for blocks in together.values():
                 samples = fetched[Pass(stage, step, blocks[0].ranks[0])]
-                found.append(_share(trace, stage, step, samples, blocks))
+                found.append(_share(trace, topology, stage, step, samples, blocks))
     return found
 
 
@@ -77,15 +80,55 @@ def share_by_block(shares: Sequence[Share]) -> dict[tuple[str, int, tuple[int, .
 
 
 def _share(
-    trace: Trace, stage: str, step: int, fetched: list[PayloadSample], blocks: list[Block]
+    trace: Trace,
+    topology: Topology,
+    stage: str,
+    step: int,
+    fetched: list[PayloadSample],
+    blocks: list[Block],
 ) -> Share:
     samples = tuple(sorted(fetched, key=lambda one: one.sample_idx))
     others = {_held(trace, stage, step, block): block for block in reversed(blocks)}
-    distinct = tuple(block for block in blocks if block in others.values())
-    least = sum(_least_tokens(trace, stage, step, block) for block in distinct)
+    counted = tuple(block for block in blocks if block in others.values())
+    twins = tuple(block for block in blocks if block not in counted)
+    unclear = tuple(
+        block for block in twins if _may_be_replicas(trace, stage, step, samples, (block,))
+    )
+    if topology.tells_replicas:
+        is_each = _may_be_replicas(trace, stage, step, samples, twins)
+        unclear = twins if is_each else ()
+        counted, twins = (tuple(blocks), ()) if is_each else (counted, twins)
+    least = sum(_least_tokens(trace, stage, step, block) for block in counted)
     known = sum(one.valid_length for one in samples)
-    twins = tuple(block for block in blocks if block not in distinct)
-    return Share(stage, step, samples, distinct, twins, _is_batch(samples), least > known)
+    return Share(stage, step, samples, counted, twins, unclear, _is_batch(samples), least > known)
+
+
+def _may_be_replicas(
+    trace: Trace,
+    stage: str,
+    step: int,
+    samples: tuple[PayloadSample, ...],
+    twins: tuple[Block, ...],
+) -> bool:
+    """Whether samples were fetched often enough for blocks that hold what another one holds.
+
+    Each sample in their recorded micro-batches is then one that was fetched again under another
+    key. Where only a part of the fetches is there, so may only one of two equal samples be.
+    """
+    often = Counter((one.routed_experts.sha256, one.valid_length) for one in samples)
+    spare = sum((count - 1) * length for (_, length), count in often.items())
+    recorded = [recorded_in(trace, stage, step, block) for block in twins]
+    if _is_batch(samples):
+        return spare >= sum(
+            shard.verified or 0
+            for found in recorded
+            for shards in found.values()
+            for shard in shards
+        )
+    return spare > 0 or any(
+        rows_in(trace, stage, step, block).keys() - found.keys()
+        for block, found in zip(twins, recorded, strict=True)
+    )
 
 
 def _is_batch(samples: tuple[PayloadSample, ...]) -> bool:

@@ -25,12 +25,11 @@ def check_repeated(
         policy: The stages that replay.
         say: The findings.
     """
-    apart = topology.cp_size > 1 or any(block.tensor > 1 for block in topology.blocks)
     for stage in policy.stages:
         for step in trace.steps.get(stage, ()):
             seen: dict[object, list[tuple[Block, int]]] = defaultdict(list)
             for block in topology.blocks:
-                whose = block.layers if apart else block.ranks
+                whose = block.layers if topology.tells_replicas else block.ranks
                 for number, shards in recorded_in(trace, stage, step, block).items():
                     content = tuple(content_of(shard) for shard in shards)
                     if any(shard.verified for shard in shards):

@@ -41,6 +41,11 @@ class Topology:
     blocks: tuple[Block, ...]
     replicas: tuple[tuple[Block, ...], ...]
 
+    @property
+    def tells_replicas(self) -> bool:
+        """Whether tensor ranks are told from replicas: where context or sequence is divided."""
+        return self.cp_size > 1 or any(block.tensor > 1 for block in self.blocks)
+
     def block_of(self, rank: int) -> Block | None:
         """The block that a rank is in."""
         return next((one for one in self.blocks if rank in one.ranks), None)

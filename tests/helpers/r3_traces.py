@@ -47,6 +47,7 @@ class Layout:
         top_k, experts: Choices of a token, and of how many.
         dummy: Whether every token has the dummy route, as where routes were lost.
         preferred: Share of the tokens of a layer to which its router gives the first experts.
+        alike: Whether samples of as many tokens are equal, as short answers of one prompt are.
     """
 
     tensor: int = 1
@@ -73,6 +74,7 @@ class Layout:
     experts: int = 8
     dummy: bool = False
     preferred: float = 0.0
+    alike: bool = False
 
     @property
     def world(self) -> int:
@@ -183,6 +185,7 @@ def samples_of(layout: Layout, seed: int = 0) -> list[Sample]:
 
 
 def _sample(layout: Layout, random: np.random.Generator, length: int) -> Sample:
+    keys, random = random, np.random.default_rng(length) if layout.alike else random
     width = layout.total_layers if layout.full else len(layout.layers)
     routes = np.zeros((length, width, layout.top_k), np.int8)
     for row, layer in itertools.product(range(length), layout.layers):
@@ -192,7 +195,7 @@ def _sample(layout: Layout, random: np.random.Generator, length: int) -> Sample:
     moe = [layout.payload_idx(layer) for layer in layout.layers]
     routes[: min(layout.fallback, length - 1), moe] = -1
     routes[slice(None) if layout.dummy else -1, moe] = np.arange(layout.top_k)
-    key = f"{int(random.integers(1 << 60)):x}_g0"
+    key = f"{int(keys.integers(1 << 60)):x}_g0"
     return Sample(random.integers(1, 1000, length), routes, key)
 
 

@@ -149,34 +149,75 @@ def test_tensor_ranks_that_nothing_tells_from_replicas_fetch_and_replay_the_same
     assert failed(checked(trace)) == {"assign.coverage"}
 
 
-def test_replicas_that_fetched_the_same_share_it() -> None:
+def shared(whole: Layout, parts: tuple[int, int] = (0, 1)) -> Trace:
+    """Two replicas that fetch all samples, and replay one of two halves of the micro-batches."""
+    half = len(whole.lengths) // 2
+    count = half // whole.microbatch
+    made = make_trace(replace(whole, data=2, lengths=whole.lengths[:half]), 5)
+    one_replica = make_trace(replace(whole, capped=len(whole.lengths)), 5)
+    producer, *workers = made.files
+    made.files[producer] = one_replica.files[producer]
+    for rank, name in enumerate(workers):
+        replica, peer = divmod(rank, whole.context)
+        seen: dict[object, int] = {}
+        found = []
+        for one in one_replica.files[workers[peer]]:
+            place = {"rank": rank, "pid": 1001 + rank, "world_size": 2 * whole.context}
+            if not is_fetch(one):
+                fields = ("stage", "event", "action", "layer_number")
+                kind = tuple(one.get(key) for key in fields)
+                number = seen[kind] = seen.get(kind, 0) + 1
+                if (number - 1) // count != parts[replica]:
+                    continue
+                if "microbatch_idx" in one:
+                    place["microbatch_idx"] = (number - 1) % count + 1
+            found.append(one | place)
+        made.files[name] = found
+    for name, records in made.files.items():
+        made.files[name] = [one for one in records if one.get("microbatch_idx", 0) <= whole.capped]
+    return made
+
+
+@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize("context", [1, 2])
+def test_replicas_that_fetched_the_same_share_it(context: int, alike: bool) -> None:
     """As where every replica fetches all and replays its part; twice the same part is not all."""
+    of = Layout(context=context, lengths=(4, 6, 3, 5), recompute=True, alike=alike)
+    assert failed(checked(shared(of), require=REPLAYED)) == set()
+    assert failed(checked(shared(of, parts=(0, 0)))) == {"assign.coverage"}
 
-    def trace(same: bool) -> Trace:
-        whole = Layout(context=2, lengths=(4, 6, 3, 5), microbatch=2, recompute=True)
-        made = make_trace(replace(whole, data=2, lengths=(4, 6)), 5)
-        for replica, name in enumerate(list(made.files)[1:]):
-            shift = 0 if same else replica // whole.context
-            part = make_trace(whole, 5)
-            rank = replica % whole.context
-            records = part.files[f"r3_trace_node_pid{1001 + rank}.jsonl"]
-            seen: dict[object, int] = {}
-            found = []
-            for one in records:
-                if one["event"] != "tq_fetch_sample":
-                    names = ("stage", "event", "action", "layer_number")
-                    kind = tuple(one.get(key) for key in names)
-                    seen[kind] = seen.get(kind, 0) + 1
-                    if seen[kind] != shift + 1:
-                        continue
-                first = {"microbatch_idx": 1} if "microbatch_idx" in one else {}
-                place = {"rank": replica, "pid": 1001 + replica, "world_size": 4}
-                found.append(one | place | first)
-            made.files[name] = found
-        made.files["r3_trace_node_pid1000.jsonl"] = make_trace(whole, 5).files[
-            "r3_trace_node_pid1000.jsonl"
-        ]
-        return made
 
-    assert failed(checked(trace(same=False), require=REPLAYED)) == set()
-    assert failed(checked(trace(same=True))) == {"assign.coverage"}
+@pytest.mark.parametrize("context", [1, 2])
+@pytest.mark.parametrize(
+    ("lengths", "microbatch", "capped"),
+    [
+        ((4, 4), 1, 1),
+        ((4, 4, 4, 4), 2, 1),
+        ((4, 6, 4, 6), 1, 2),
+        ((4, 6, 4, 5), 1, 1),
+        ((4, 6, 6, 4, 6, 4), 1, 2),
+    ],
+)
+def test_replicas_may_replay_equal_samples_that_were_fetched_for_each(
+    lengths: tuple[int, ...], microbatch: int, capped: int, context: int
+) -> None:
+    """Of the last two, what follows the recorded micro-batches differs or is not known."""
+    of = Layout(
+        context=context, lengths=lengths, microbatch=microbatch, capped=capped, recompute=True
+    )
+    report = checked(shared(replace(of, alike=True)))
+    assert failed(report) == set()
+    # Without context parallelism the replicas might be tensor ranks, which replay the same; and
+    # what follows the recorded micro-batches might be the same too.
+    is_known = context > 1 and capped * microbatch * 2 >= len(lengths)
+    status = "pass" if is_known else "unverified"
+    assert report.statuses["assign.coverage"] == status
+    assert failed(checked(shared(of, parts=(0, 0)))) == {"assign.coverage"}
+
+
+@pytest.mark.parametrize("context", [1, 2])
+def test_equal_samples_do_not_stand_for_another_that_was_fetched(context: int) -> None:
+    """Two of three equal ones are replayed twice; the third and one of seven tokens are not."""
+    of = Layout(context=context, lengths=(4, 4, 4, 7), recompute=True, alike=True)
+    assert failed(checked(shared(of))) == set()
+    assert failed(checked(shared(of, parts=(0, 0)))) == {"assign.coverage"}
