@@ -43,6 +43,7 @@ def log_ratio(
     Source:
         Schulman et al. 2017, PPO, section 3, arXiv:1707.06347.
 
+    >>> import torch
     >>> log_ratio(torch.tensor([-1.0, -0.5]), torch.tensor([-31.0, -1.0]), clamp=(-20.0, 20.0))
     tensor([20.0000,  0.5000])
     """
@@ -91,6 +92,7 @@ def sequence_log_ratio(
         Zheng et al. 2025, GSPO, equation 7, arXiv:2507.18071; the sum: Ahmadian et al. 2024, Back
         to basics, arXiv:2402.14740.
 
+    >>> import torch
     >>> tokens, offsets = torch.tensor([0.5, -0.25, 0.75]), torch.tensor([0, 2, 3])
     >>> sequence_log_ratio(tokens, torch.ones(3), offsets)
     tensor([0.1250, 0.1250, 0.7500])

@@ -208,6 +208,11 @@ class Draw:
         rejects = bool(settings.loss.rejection) or settings.loss.veto is not None
         if self.short.random() < 0.25 and not rejects:
             decide(values, [one.length for one in samples], self.short)
+        if settings.reward.baseline_counts == "kept":
+            # A group all of whose tokens are rejected has a NaN for a baseline.
+            lengths = np.array([one.length for one in samples])
+            first = (np.cumsum(lengths) - lengths)[lengths > 0]
+            values["rollout_log_probs"][first] = values["old_log_probs"][first]
         values |= {
             "entropy": np.abs(normal(0.5, 0.5, count)),
             "values": normal(0.0, 0.6, count),
