@@ -41,9 +41,12 @@ _KNOWN = {
     *("aggregation", "batch_reduction", "mean_over", "micro_batch_weight", "token_count"),
     *("denominator_rows", "constant_norm", "constant_norm_by_rows", "fragments"),
     *("use_kl_loss", "tis", "opsm", "opd", "per_token", "count_epsilon"),
+    # Of the entropy, which is no function of the log-probs here.
+    *("entropy_aggregation", "entropy_mean_over"),
     # Of metrics, and of weights that none has here.
     *("metrics_aggregation", "sapo_clipped", "kl_cov_ppo_kl", "undefined_weight"),
 }
+_OF_KL = {"kl_loss_aggregation", "kl_loss_mean_over"}
 _OFF = LossSettings()
 
 
@@ -88,7 +91,8 @@ def judge_gradients(block: Block, outputs: Sequence[list[Recorded]], losses: Sam
 def _not_recomputed(block: Block, losses: SampleLosses) -> str:
     """Why the gradients of a loss are not known, or nothing."""
     settings: LossSettings = block.settings.loss
-    other = [one.name for one in fields(settings) if one.name not in _KNOWN]
+    known = _KNOWN | (_OF_KL if settings.kl_loss_coef == 0.0 else set())
+    other = [one.name for one in fields(settings) if one.name not in known]
     changed = [one for one in other if getattr(settings, one) != getattr(_OFF, one)]
     reasons = {
         "a kernel of the user computes the loss": block.kernel(POLICY) is not None,

@@ -210,8 +210,8 @@ class Draw:
             decide(values, [one.length for one in samples], self.short)
         if settings.reward.baseline_counts == "kept":
             # A group all of whose tokens are rejected has a NaN for a baseline.
-            lengths = np.array([one.length for one in samples])
-            first = (np.cumsum(lengths) - lengths)[lengths > 0]
+            sizes = np.array([one.length for one in samples])
+            first = (np.cumsum(sizes) - sizes)[sizes > 0]
             values["rollout_log_probs"][first] = values["old_log_probs"][first]
         values |= {
             "entropy": np.abs(normal(0.5, 0.5, count)),
