@@ -27,7 +27,6 @@ class Background:
 
     Args:
         lake: The lake, or a spool.
-        behind: The lake of the spool.
         queue_bytes: Most that may wait.
         wait_s: How long `put` may wait for room.
         close_s: How long the end of the program may wait.
@@ -46,7 +45,6 @@ class Background:
         self,
         lake: str,
         *,
-        behind: str = "",
         queue_bytes: int,
         wait_s: float,
         close_s: float,
@@ -55,8 +53,7 @@ class Background:
         make_ready: Callable[[], None] = lambda: None,
         written: Callable[[], None] = lambda: None,
     ) -> None:
-        self._lake, self._behind = lake, behind
-        self._strict, self._written = strict, written
+        self._lake, self._strict, self._written = lake, strict, written
         self._close_s, self._make_ready = close_s, make_ready
         self._wait_s = wait_s
         self._limits: dict[Account, int] = {"queue": queue_bytes, "ring": ring_bytes}
@@ -187,7 +184,7 @@ class Background:
                 Event(name, dump_detail(name, resolved(fields())), time_us=time_us)
                 for name, time_us, fields in handoff.events
             ]
-            commit_beside(store, rows, handoff.identity, self._behind)
+            commit_beside(store, rows, handoff.identity)
             return
         with CaptureBuilder(store, **handoff.identity) as capture:
             if handoff.pending is None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from trajreplay.capture.device import refuse_in_a_graph
 from trajreplay.capture.slots import Slot, Slots
 from trajreplay.capture.values import kept
 from trajreplay.schema.errors import CaptureError, bare
@@ -143,6 +144,7 @@ class Copier:
             )
         held = []
         for one in values:
+            _check_graph(one)
             flat = None if one is None else self.value(one.reshape(-1))
             held.append(None if flat is None else flat.reshape(one.shape))
         return Block(held, None)
@@ -165,6 +167,7 @@ class Copier:
         """Numbers of a sequence, which itself may hold tensors that change later."""
         if values and type(values[0]) not in _NUMBERS:  # the writer looks at those behind it
             if self._is_stack(values):
+                _check_graph(values[0])
                 torch = sys.modules["torch"]
                 return self._whole(torch.stack([one.detach().reshape(()) for one in values]))
             values = [kept(one) for one in values]
@@ -212,8 +215,12 @@ class Copier:
         """
         first = values[0]
         if not first.is_cpu and first.is_cuda:
+            refuse_in_a_graph()
             slot = self._slots.take(first.dtype, shape, pinned=True)
-            slot = slot._replace(filled=self._slots.device.copy(_parts(slot.held, values)))
+            filled = self._slots.device.copy(
+                _parts(slot.held, values), lambda: self._slots.give_back([slot])
+            )
+            slot = slot._replace(filled=filled)
         else:
             slot = self._slots.take(first.dtype, shape)
             _copy(slot.held, values if first.is_cpu else [one.cpu() for one in values])
@@ -287,6 +294,16 @@ def _unchanging(values: list[Any]) -> list[Any]:
     if not _NUMBERS.issuperset(map(type, values)):
         raise _no_numbers(values)
     return values
+
+
+def _check_graph(value: Any) -> None:
+    """Refuse a value of a CUDA device before anything of it is laid out there.
+
+    Raises:
+        CaptureError: It is one, and a CUDA graph is being captured.
+    """
+    if _is_torch(value) and value.is_cuda:
+        refuse_in_a_graph()
 
 
 def _is_torch(value: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trajreplay.schema.errors import CaptureError
@@ -30,27 +30,32 @@ class DeviceCopies:
         self._streams: dict[torch.device, Any] = {}
         self._lock = threading.Lock()
 
-    def copy(self, parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Any:
+    def copy(
+        self,
+        parts: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        unused: Callable[[], None] = lambda: None,
+    ) -> Any:
         """Queue copies, all of them by one way.
 
         Args:
             parts: At least one pair of pinned memory and the values for it, which are in no graph
                 and on one CUDA device, the same for all.
+            unused: Is called before it raises, where nothing was queued that fills the memory.
 
         Returns:
             The event after which all memory has its values; whoever reads it waits for that before.
         """
         import torch
 
+        refuse_in_a_graph()
         training = torch.cuda.current_stream(parts[0][1].device)
-        _refuse_in_a_graph()
         size = sum(values.nbytes for _, values in parts)
         if not self._allowed(size):
             for held, values in parts:
                 held.copy_(values, non_blocking=True)
             return _marked(training)
         try:
-            event = self._copy_clones(parts, training)
+            event = self._copy_clones(parts, training, unused)
         except BaseException:
             with self._lock:
                 self._bytes -= size
@@ -60,11 +65,18 @@ class DeviceCopies:
         return event
 
     def _copy_clones(
-        self, parts: Sequence[tuple[torch.Tensor, torch.Tensor]], training: torch.cuda.Stream
+        self,
+        parts: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        training: torch.cuda.Stream,
+        unused: Callable[[], None],
     ) -> Any:
         import torch
 
-        clones = [values.clone() for _, values in parts]
+        try:
+            clones = [values.clone() for _, values in parts]
+        except BaseException:  # as where the device has no memory left
+            unused()
+            raise
         device = clones[0].device
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -129,7 +141,7 @@ def copied(value: torch.Tensor) -> DeviceScalar:
         return DeviceScalar(value.clone(), None)
     import torch
 
-    _refuse_in_a_graph()
+    refuse_in_a_graph()
     held = value.to("cpu", non_blocking=True)  # to memory that torch pins, and does not wait for
     return DeviceScalar(held, _marked(torch.cuda.current_stream(value.device)))
 
@@ -141,8 +153,15 @@ def _marked(stream: Any) -> Any:
     return stream.record_event(torch.cuda.Event(blocking=True))  # type: ignore[no-untyped-call]
 
 
-def _refuse_in_a_graph() -> None:
-    """Refuse what a CUDA graph would do again, into memory that has another use by then."""
+def refuse_in_a_graph() -> None:
+    """Refuse what a CUDA graph would do again, into memory that has another use by then.
+
+    Asked before anything else is done: memory that is pinned, and an event that is asked for, may
+    make a capture of the graph invalid.
+
+    Raises:
+        CaptureError: A CUDA graph is being captured.
+    """
     import torch
 
     if torch.cuda.is_current_stream_capturing():

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trajreplay.capture.handoff import Handoff
-from trajreplay.schema.errors import CaptureError, TrajReplayError
+from trajreplay.schema.errors import CaptureError
 
 if TYPE_CHECKING:
     from trajreplay.schema.identity import CaptureKey
@@ -14,30 +14,18 @@ if TYPE_CHECKING:
     from trajreplay.writer.events import Event
 
 
-def commit_beside(
-    store: Store, events: Sequence[Event], identity: Mapping[str, Any], behind: str = ""
-) -> None:
+def commit_beside(store: Store, events: Sequence[Event], identity: Mapping[str, Any]) -> None:
     """Commit events under their name, or the next one that is free.
 
     They are named after the first of several steps, which a step that is tried again, or another
     recorder of this attempt, may have named before.
-
-    Args:
-        store: Where to.
-        events: The events.
-        identity: Their key, and other arguments of `commit_events`.
-        behind: Of a spool, its lake, where those that were promoted have their names; one that is
-            away is not asked.
     """
     from trajreplay.schema.layout import entry_path
     from trajreplay.writer.events import commit_events
 
     key: CaptureKey = identity["key"]
     given = {name: one for name, one in identity.items() if name != "key"}
-    lake = _there(behind)
     while True:
-        while key.step_id is not None and lake is not None and lake.exists(entry_path(key)):
-            key = key._replace(step_id=key.step_id + 1)
         try:
             commit_events(store, key, events, **given)
             return
@@ -45,16 +33,6 @@ def commit_beside(
             if key.step_id is None or not store.exists(entry_path(key)):
                 raise
         key = key._replace(step_id=key.step_id + 1)
-
-
-def _there(lake: str) -> Store | None:
-    """A lake, if there is one and it answers."""
-    from trajreplay.schema.lakefile import open_lake
-
-    try:
-        return open_lake(lake) if lake else None
-    except (TrajReplayError, OSError):
-        return None
 
 
 def note_fates(store: Store, key: CaptureKey, handoff: Handoff) -> None:

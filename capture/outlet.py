@@ -55,7 +55,6 @@ class Outlet:
         self.slots = Slots(switches.queue_bytes, switches.device_bytes)
         self.background = Background(
             switches.spool or switches.lake,
-            behind=switches.lake if switches.spool else "",
             queue_bytes=switches.queue_bytes,
             wait_s=switches.wait_s,
             close_s=switches.close_s,

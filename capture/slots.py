@@ -56,29 +56,50 @@ class Slots:
         self._lock = threading.Lock()  # one thread takes, another gives back
         self._idle: dict[tuple[torch.dtype, int, bool], list[Slot]] = defaultdict(list)
         self._uncut: dict[bool, torch.Tensor] = {}  # bytes that were made ready, by being pinned
+        self._settled: set[bool] = set()  # what is ready by being pinned, or never will be
         self.device = DeviceCopies(device_bytes)
 
     def make_ready(self) -> None:
         """Make memory ready, once; for a thread beside the training, and called until it is.
 
         Pinned memory is, once the program uses CUDA: a driver may stop the thread that asks for it.
+        Where slots that were used lie idle instead, up to the limit, none is needed.
         """
         torch = sys.modules.get("torch")
         size = min(READY_BYTES, self._limit_bytes // 4)
         for pinned in (False, True):
-            if torch is None or pinned in self._uncut or not size:
+            if torch is None or pinned in self._settled or not size:
                 continue
             try:
                 if pinned and not torch.cuda.is_initialized():
                     continue
-                # Written once, so that it has its pages.
-                fresh = _fresh(torch.uint8, size, pinned=pinned).zero_()
+                if self._has_taken_room(size):
+                    self._fill_room(size, pinned=pinned)
             except (AttributeError, RuntimeError):  # torch is being loaded, or memory is short
                 continue
+            self._settled.add(pinned)
+
+    def _has_taken_room(self, size: int) -> bool:
+        """Whether as much more may lie idle; counted as if it did from here on."""
+        with self._lock:
+            if self._idle_bytes + size > self._limit_bytes:
+                return False
+            self._idle_bytes += size
+            return True
+
+    def _fill_room(self, size: int, *, pinned: bool) -> None:
+        """Make bytes ready for which room was taken; it is given back where there are none."""
+        import torch
+
+        try:
+            # Written once, so that they have their pages.
+            fresh = _fresh(torch.uint8, size, pinned=pinned).zero_()
+        except BaseException:
             with self._lock:
-                if self._idle_bytes + size <= self._limit_bytes:
-                    self._uncut[pinned] = fresh
-                    self._idle_bytes += size
+                self._idle_bytes -= size
+            raise
+        with self._lock:
+            self._uncut[pinned] = fresh
 
     def take(self, dtype: torch.dtype, shape: Sequence[int], *, pinned: bool = False) -> Slot:
         """Memory for values in this shape, whatever it holds."""

@@ -17,7 +17,7 @@ from trajreplay.schema.layout import attempt_path, entry_path
 from trajreplay.schema.policy import Redaction
 from trajreplay.schema.publish import remove_if_there, write_synced
 from trajreplay.schema.store import Store
-from trajreplay.schema.tables import TABLES
+from trajreplay.schema.tables import EVENTS, TABLES
 from trajreplay.writer.commit import TableRows, commit_rows, prepare_rows
 
 
@@ -53,6 +53,64 @@ def copy_capture(
     copied = replace(entry, redaction=rules)
     target.publish_if_absent(entry_path(entry.key), dump_entry(copied))
     return copied
+
+
+def copy_events_beside(source: Store, target: Store, entry: Entry) -> bool:
+    """Copy events whose name the target gave to others, under the next step that is free.
+
+    They are named after the first of several steps, which a step that is tried again, or another
+    recorder of this attempt, may have named before. Done again, it finds its copy.
+
+    Args:
+        source: The lake that has them.
+        target: The lake that gets them.
+        entry: The events, of a step.
+
+    Returns:
+        Whether they were not there before.
+
+    Raises:
+        DatasetError: A file is not what the entry says.
+        CaptureError: The entry is refused, and not for its name.
+    """
+    copy_attempt(source, target, entry)
+    step_id = entry.key.step_id
+    assert step_id is not None
+    found = [captured_rows(one, verified_bytes(source, one)) for one in entry.files]
+    while True:
+        step_id += 1
+        key = entry.key._replace(step_id=step_id)
+        moved = prepare_rows(
+            replace(entry, key=key), *(_under_step(step_id, rows) for rows in found)
+        )
+        _refuse_other_values(entry, moved.entry, "step_id")
+        was_there = target.exists(entry_path(key))
+        try:
+            commit_rows(target, moved)
+            return not was_there
+        except CaptureError:
+            if not target.exists(entry_path(key)):
+                raise
+
+
+def _under_step(step_id: int, rows: pa.Table) -> TableRows:
+    """Rows of events with the key of another step."""
+    columns = {name: rows[name].combine_chunks() for name in rows.column_names}
+    columns["step_id"] = pa.repeat(pa.scalar(step_id, EVENTS["step_id"].type), len(rows))
+    return TableRows(EVENTS, columns, len(rows))
+
+
+def _refuse_other_values(entry: Entry, copy: Entry, but_of: str) -> None:
+    """Refuse a copy whose values, but those of one column, are not those that were captured."""
+    for file, other in zip(entry.files, copy.files, strict=True):
+        for name in file.columns.keys() - {but_of}:
+            if other.columns[name].digest != file.columns[name].digest:
+                raise DatasetError(
+                    f"{file.path} column {name} has other values than those that were captured",
+                    hint="The disk that has it is at fault: look at it, and at its other captures.",
+                    path=file.path,
+                    column=name,
+                )
 
 
 def copy_attempt(source: Store, target: Store, entry: Entry) -> None:

@@ -18,7 +18,12 @@ from trajreplay.schema.publish import remove_if_there
 from trajreplay.schema.store import Store
 from trajreplay.schema.tables import TABLES
 from trajreplay.writer.commit import commit_entry
-from trajreplay.writer.copying import captured_rows, copy_attempt, verified_bytes
+from trajreplay.writer.copying import (
+    captured_rows,
+    copy_attempt,
+    copy_events_beside,
+    verified_bytes,
+)
 from trajreplay.writer.parquet import write_table
 
 PACK_CAPTURES = 32  # in one data file: each of its readers parses a footer of all of them
@@ -105,8 +110,7 @@ def _promote_alone(spool: Store, lake: Store, entry: Entry, found: Promoted) -> 
         else:
             _promote(spool, lake, [entry], found)
     except TakenError as error:
-        found.problems.append(error)
-        _note(lake, error)
+        _settle(spool, lake, error, found)
     except TrajReplayError as error:
         found.problems.append(error)
 
@@ -122,10 +126,28 @@ def _waiting(spool: Store, lake: Store, found: Promoted) -> Iterator[Entry]:
             else:
                 yield entry
         except TakenError as error:
-            found.problems.append(error)
-            _note(lake, error)
+            _settle(spool, lake, error, found)
         except TrajReplayError as error:
             found.problems.append(error)
+
+
+def _settle(spool: Store, lake: Store, taken: TakenError, found: Promoted) -> None:
+    """Bring events under the next free step, as their writer would; of others, note it there."""
+    entry = taken.entry
+    key = entry.key
+    if key.kind != "events" or key.step_id is None or key.part != DATA:
+        found.problems.append(taken)
+        _note(lake, taken)
+        return
+    try:
+        if copy_events_beside(spool, lake, entry):
+            found.captures += 1
+            found.files += len(entry.files)
+        else:
+            found.known += 1
+        _forget(spool, entry)
+    except TrajReplayError as error:
+        found.problems.append(error)
 
 
 def _note(lake: Store, taken: TakenError) -> None:

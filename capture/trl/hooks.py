@@ -132,7 +132,10 @@ class Hooks:
             self._in_loss = False
         if self._trainer.model.training:
             with self._recorder.guard("loss"):
-                self._record_loss(kwargs.get("inputs", args[-1]), loss)
+                inputs, log_probs = kwargs.get("inputs", args[-1]), self._log_probs
+                self._record_loss(inputs, loss)
+                if self._tells_ratios:
+                    self._ratios += _extremes(log_probs, inputs)
         return loss
 
     def norm(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -200,8 +203,6 @@ class Hooks:
         assert self._arithmetic is not None
         index = self._step[1]
         self._step = at, index + 1
-        if self._tells_ratios:
-            self._ratios += _extremes(self._log_probs, inputs)
         if not numbers:
             self._recorder.drop("the generation of its samples could not be described")
         if not self._recorder.is_recording("step"):  # of its values only the heartbeat is made
@@ -263,8 +264,12 @@ def _extremes(log_probs: torch.Tensor | None, inputs: dict[str, Any]) -> list[to
     old = inputs.get("old_per_token_logps")
     if log_probs is None:
         return []
+    import torch
+
     now = log_probs.detach()
-    moved = (now - (now if old is None else old)) * inputs["completion_mask"]
+    moved = now - (now if old is None else old)
+    # Whatever a padding holds, infinities and NaN included, tells nothing.
+    moved = torch.where(inputs["completion_mask"].bool(), moved, 0.0)
     return [moved.max().exp(), moved.min().exp()]
 
 

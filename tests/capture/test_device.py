@@ -1,5 +1,6 @@
 """Copies from a CUDA device: in order with edits in place, bounded, and never waited for."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -125,6 +126,77 @@ def test_what_a_graph_would_do_again_is_refused(monkeypatch: pytest.MonkeyPatch)
         kept(device.number(1.0))
     with pytest.raises(CaptureError, match="a CUDA graph is captured"):
         DeviceCopies(0).copy([(torch.empty(1), torch.ones(1))])
+
+
+class OnDevice(torch.Tensor):
+    """Stands in for values of a CUDA device: whatever is computed of them is refused."""
+
+    is_cuda, is_cpu = True, False
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        assert name in ("detach", "__get__", "numel", "__len__"), f"{name} disturbs a graph"
+        kwargs = kwargs or {}
+        return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+
+
+FORMS: dict[str, Callable[[Copier, torch.Tensor], Any]] = {
+    "padded": lambda copier, values: copier.block("kl", values, [4, 4]),
+    "columns": lambda copier, values: copier.blocks({"kl": values}, [4, 4]),
+    "value": lambda copier, values: copier.value(values),
+    "numbers": lambda copier, values: copier.value([values, values]),
+    "routes": lambda copier, values: copier.routes("routes", [values], 1),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_graph_is_not_disturbed_before_its_values_are_refused(
+    monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    asked: list[str] = []
+
+    class Filled:
+        def query(self) -> bool:
+            asked.append("event")
+            return True
+
+    slots = Slots(1 << 20)
+    slot = slots.take(torch.float32, (8,))
+    kept_slot = slot._replace(kind=(*slot.kind[:2], True), filled=Filled())
+    slots.give_back([kept_slot])
+    idle = slots._idle_bytes
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: asked.append("stream"))
+    monkeypatch.setattr(slots, "take", lambda *_, **__: asked.append("memory"))
+    shape = (1,) if form == "numbers" else (2, 4)
+    values = torch.zeros(shape).as_subclass(OnDevice)
+    with pytest.raises(CaptureError, match="a CUDA graph is captured"):
+        FORMS[form](Copier(slots), values)
+    assert (asked, slots._idle_bytes) == ([], idle)
+
+
+def test_a_slot_that_nothing_was_queued_into_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory is left")
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.Tensor, "clone", full)
+    slots = Slots(1 << 20, 1 << 20)
+    slot = slots.take(torch.float32, (2, 4))
+    slots.give_back([slot._replace(kind=(*slot.kind[:2], True))])  # as if it were pinned
+    idle = slots._idle_bytes
+    values = torch.zeros(2, 4).as_subclass(OnDevice)
+    copier = Copier(slots)
+    for _ in range(2):
+        with pytest.raises(torch.OutOfMemoryError):
+            copier.block("kl", values, [4, 4])
+        assert slots._idle_bytes == idle
+    copier.release()
+    assert slots._idle_bytes == idle
 
 
 @pytest.mark.parametrize("device", [CUDA])

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.helpers.recorded import captured, switched
 from trajreplay import Lake, RecomputeConfig, SampleRecord, capture
 from trajreplay.capture import Selection
+from trajreplay.capture import slots as slots_module
 from trajreplay.capture.copies import Copier
 from trajreplay.capture.slots import READY_BYTES, Slots
 
@@ -199,3 +200,42 @@ def test_a_copier_that_let_go_gives_nothing_back_again() -> None:
     copier.release()
     first, second = (slots.take(torch.float32, (1, 8)) for _ in range(2))
     assert first.held.data_ptr() != second.held.data_ptr()
+
+
+def test_memory_for_which_there_is_no_room_is_asked_for_by_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[int] = []
+    fresh = slots_module._fresh
+
+    def counted(dtype: torch.dtype, count: int, *, pinned: bool) -> torch.Tensor:
+        made.append(count)
+        return fresh(dtype, count, pinned=pinned)
+
+    slots = Slots(LIMIT)
+    used = [slots.take(torch.uint8, (LIMIT // 4 * 15 // 16,)) for _ in range(4)]
+    slots.give_back(used)  # torch was loaded after the first captures
+    idle = slots._idle_bytes
+    assert idle + READY_BYTES > LIMIT
+    monkeypatch.setattr(slots_module, "_fresh", counted)
+    for _ in range(3):
+        slots.make_ready()
+    assert (made, slots._idle_bytes) == ([], idle)
+    slots.take(torch.uint8, (used[0].size_bytes,))  # there is room again, and slots that were used
+    slots.make_ready()
+    assert (made, slots._uncut) == ([], {})
+
+
+def test_memory_that_is_short_is_asked_for_again_and_not_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def short(dtype: torch.dtype, count: int, *, pinned: bool) -> torch.Tensor:
+        raise RuntimeError("no memory is left")
+
+    slots = Slots(LIMIT)
+    with monkeypatch.context() as patched:
+        patched.setattr(slots_module, "_fresh", short)
+        slots.make_ready()
+    assert (slots._idle_bytes, slots._uncut) == (0, {})
+    slots.make_ready()
+    assert slots._idle_bytes == len(slots._uncut[False]) == READY_BYTES

@@ -16,8 +16,11 @@ from tests.helpers.recorded_training import STEPS, learn, recording
 from tests.helpers.scenes import WAY
 from trajreplay import CaptureError, Lake, SampleRecord, SchemaError, capture
 from trajreplay.capture import CaptureWarning, Recorder, Switches
+from trajreplay.capture.background import THREAD as WRITER
 from trajreplay.capture.promoter import THREAD
 from trajreplay.capture.spool import prepare, promoted, waiting
+from trajreplay.schema import lakefile
+from trajreplay.schema.store import Store
 
 ROLLOUTS = 3
 
@@ -96,6 +99,24 @@ def test_processes_that_share_a_spool_and_an_attempt_do_not_collide(lake: Lake, 
     assert [tuple(one.values()) for one in lake.sql(counts).arrow().to_pylist()] == [
         (rank, event, 2 * steps) for rank in range(2) for event in ("heartbeat", "terminal")
     ]
+
+
+def test_the_thread_that_writes_asks_the_spool_alone(
+    lake: Lake, spool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: dict[str, set[str]] = {}
+    open_lake = lakefile.open_lake
+
+    def noted(path: str) -> Store:
+        opened.setdefault(threading.current_thread().name, set()).add(str(path))
+        return open_lake(path)
+
+    monkeypatch.setattr(lakefile, "open_lake", noted)
+    recorder = enabled(lake, spool=spool)
+    train(recorder)
+    assert recorder.close()
+    assert opened[WRITER] == {spool}
+    assert lake.path in opened[THREAD]
 
 
 def test_what_the_lake_has_otherwise_is_noted_there_and_replays_as_no_pass(

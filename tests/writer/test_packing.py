@@ -1,6 +1,7 @@
 """Packed captures: several in one file, each as it was, and nothing lost or half there."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,9 +19,10 @@ from trajreplay.capture.spool import prepare, waiting
 from trajreplay.query.reading import read_columns
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.entry_codec import same_content
+from trajreplay.schema.identity import make_key
 from trajreplay.schema.localstore import LocalStore
 from trajreplay.schema.tables import TABLES
-from trajreplay.writer import packing
+from trajreplay.writer import Event, commit_events, packing
 
 
 @pytest.fixture
@@ -155,6 +157,46 @@ def test_a_capture_that_the_lake_has_with_other_content_holds_up_no_other(
         (1, "complete"),
         (2, "complete"),
     ]
+
+
+@settings(max_examples=15)  # each makes two lakes
+@given(
+    named=st.lists(st.tuples(st.sampled_from([None, 0]), st.integers(0, 2)), max_size=6),
+    again=st.integers(0, 5),
+)
+def test_events_whose_name_is_taken_come_under_the_next_free_step_once(
+    tmp_path_factory: pytest.TempPathFactory, named: list[tuple[int | None, int]], again: int
+) -> None:
+    folder = tmp_path_factory.mktemp("packed")
+    lake = Lake.create(folder / "lake")
+    spool = spool_of(lake, folder / "spool")
+    store = LocalStore(spool.path)
+    for number, (rollout, step) in enumerate(named):
+        key = make_key("run", 0, "events", rollout, step, 0)
+        noted = [Event("heartbeat", f'{{"number": {number}}}', time_us=one) for one in range(2)]
+        commit_events(store, key, noted)
+        kept = shutil.copytree(spool.path, folder / f"kept-{number}")
+        found = lake.promote(spool.path)
+        assert (found.captures, found.known, found.problems) == (1, 0, [])
+        if number == again:  # as of a process that died before the spool was empty
+            found = lake.promote(shutil.move(kept, folder / "kept"))
+            assert (found.captures, found.known, found.problems) == (0, 1, [])
+    lake = Lake.open(lake.path)
+    rows = lake.sql("select detail, count(*) as n from events group by 1 order by 1").arrow()
+    assert [tuple(one.values()) for one in rows.to_pylist()] == [
+        (f'{{"number": {number}}}', 2) for number in range(len(named))
+    ]
+    for entry in entries_of(lake):
+        assert {one["step_id"] for one in rows_of(lake, entry)[0]} == {entry.key.step_id}
+    assert [one for one in lake.validate(deep=True).findings if one.check == "integrity"] == []
+
+
+def test_events_of_a_rollout_that_the_lake_has_otherwise_stay(lake: Lake, spool: Lake) -> None:
+    key = make_key("run", 0, "events", 0, None, 0)
+    for one, time_us in ((lake, 1), (spool, 2)):
+        commit_events(LocalStore(one.path), key, [Event("scored", time_us=time_us)])
+    done = lake.promote(spool.path)
+    assert (done.captures, len(done.problems), len(waiting(spool.path))) == (0, 1, 1)
 
 
 def test_a_damaged_capture_stays_and_holds_up_no_other(lake: Lake, spool: Lake) -> None:
