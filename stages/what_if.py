@@ -36,6 +36,9 @@ READ_BY = {
     "handoff": (),
 }
 
+# What decides which tokens a loss keeps, over which a baseline may be.
+_KEEP_TOKENS = ("rejection", "veto", "m2_")
+
 
 def what_if(
     catalog: Catalog,
@@ -110,7 +113,11 @@ def _idle(changes: Mapping[str, Any], cohorts: Sequence[CohortChange]) -> Iterat
 
 
 def _readers(name: str) -> tuple[str, ...]:
-    return READ_BY[name.partition(".")[0]]
+    section, _, field = name.partition(".")
+    readers = READ_BY[section]
+    if section == "loss" and not field.startswith(_KEEP_TOKENS):
+        readers = tuple(one for one in readers if one != "reward.post_process")
+    return readers
 
 
 def _comes_before(name: str, stages: Collection[str]) -> bool:

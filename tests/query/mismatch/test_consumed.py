@@ -1,5 +1,6 @@
 """What a step takes from rollouts keeps the origin of each row."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from tests.helpers.captures import record, sample
 from tests.helpers.mismatches import as_rows, holding, measured, only_row, write_pair
 from trajreplay import DatasetError, Lake
+from trajreplay.query.mismatch.consumed import Consumed
 from trajreplay.query.reading import read_columns
 
 ROW = [-1.0, -2.0, -1.5]
@@ -130,6 +132,7 @@ def test_captures_of_many_ranks_are_read_once(
         reads.append(given[1].key)
         return read_columns(*given)
 
-    monkeypatch.setattr("trajreplay.query.mismatch.consumed.read_columns", read)
+    # The package has a function of the same name, which a path would find.
+    monkeypatch.setattr(sys.modules[Consumed.__module__], "read_columns", read)
     assert only_row(lake)["valid_tokens"] == 120
     assert len(reads) == len(set(reads)) == 40
