@@ -90,7 +90,7 @@ class Settings:
             raise SchemaError(
                 f"settings have the section {unknown[0]!r}, "
                 f"expected {', '.join([*SECTIONS, 'handoff'])}",
-                hint="They were written by a newer version: upgrade trajreplay to replay them.",
+                hint="They were written by another version: replay them with that, or upgrade.",
             )
         for name in (*SECTIONS, "handoff"):
             if not isinstance(tree.get(name, {}), Mapping):
@@ -117,7 +117,7 @@ def _section(kind: type[_Section], name: str, values: Mapping[str, Any]) -> _Sec
     if unknown:
         raise SchemaError(
             f"settings.{name} has the field {unknown[0]!r}, expected {', '.join(known)}",
-            hint="They were written by a newer version: upgrade trajreplay to replay them.",
+            hint="They were written by another version: replay them with that, or upgrade.",
         )
     try:
         return kind(**{label: known[label].stored(value) for label, value in values.items()})

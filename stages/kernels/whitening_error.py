@@ -124,8 +124,8 @@ def whitened(
         if one_pass and form == "added":  # a floor, or a root, makes no divisor of less than that
             of_tokens = Rounded(*(torch.where(unmasked, one, 0.0) for one in (centred, error)))
             shared = _shared_divisor(of_tokens, unmasked, recorded, sets)
-            square = sets.sum(x**2) / count
-            shared = torch.maximum(shared, _finite_divisor(square, low, count / free, epsilon))
+            finite = _finite_divisor(sets.sum(x**2) / count, low, count / free, epsilon)
+            shared = torch.maximum(shared, finite)
             least = torch.where(low < 0.0, torch.minimum(least, shared), least)
         most = divisor_of(high, epsilon * (1.0 + U), form) * (1.0 + 4.0 * U)
         scaled = quotient(Rounded(centred, error), least[sets.member], most[sets.member], value)
