@@ -188,8 +188,26 @@ def _line(one: CheckVerdict) -> str:
     if one.verdict == "pass":
         unit = f" {one.unit}" if one.unit else ""
         reserve = f"; {one.reason}" if one.reason else ""
-        return f"{one.check}: {_shown(one.value)}{unit} ({one.bound}{reserve})"
+        value = _routes(one.value) if one.check == "routes" else _shown(one.value)
+        return f"{one.check}: {value}{unit} ({one.bound}{reserve})"
     return f"{one.check}: {one.reason} (demanded: {one.bound})"
+
+
+def _routes(value: dict[str, dict[str, Any]]) -> str:
+    """Of each attempt how many records were checked, and the steps that they are of."""
+    parts = []
+    for attempt, one in value.items():
+        told = counted(one["records"], "record")
+        if one["left_out"]:
+            told += f" and {one['left_out']} left out"
+        for stage, steps in one["traced"].items():
+            told += f", {stage} of step {_steps(steps)}" if steps else f", {stage}"
+        parts.append(f"attempt {attempt}: {told}")
+    return "; ".join(parts)
+
+
+def _steps(names: list[str]) -> str:
+    return ", ".join(names[:_TOLD]) + (" ..." if len(names) > _TOLD else "")
 
 
 def _shown(value: Any) -> str:

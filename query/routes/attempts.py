@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 
 from trajreplay.query.routes.findings import RouteFindings
 from trajreplay.query.routes.policy import RoutePolicy
@@ -18,6 +19,8 @@ from trajreplay.schema.bundles.r3.records import (
     TraceRecord,
     Verification,
 )
+
+_PROCESSES = 3  # that a message names
 
 
 def check_readable(folder: TraceFolder, policy: RoutePolicy, say: RouteFindings) -> bool:
@@ -45,9 +48,48 @@ def check_readable(folder: TraceFolder, policy: RoutePolicy, say: RouteFindings)
                 line=record.origin.line,
             )
     if not folder.records and not folder.problems:
-        other = f"; {folder.left_out} are of other processes or times" if folder.left_out else ""
-        say.fail("trace.empty", f"no records in {len(folder.files)} files{other}")
+        say.fail(
+            "trace.empty", f"no records in {len(folder.files)} files{_foreign(folder, policy)}"
+        )
     return not say.has_failed("trace.json", "trace.record", "trace.empty")
+
+
+def _foreign(folder: TraceFolder, policy: RoutePolicy) -> str:
+    """Of when and of which processes those are that were left out, beside those asked for."""
+    others = folder.others
+    if not others.records:
+        return ""
+    told = f"; all {others.records} are of others"
+    outside = []
+    if policy.since is not None and others.first < policy.since:
+        outside.append(f"from {moment(policy.since)} on")
+    if policy.until is not None and others.last > policy.until:
+        outside.append(f"until {moment(policy.until)}")
+    if outside:
+        when = f"{moment(others.first)} to {moment(others.last)}"
+        told += f": from {when}, and those that count are {' '.join(outside)}"
+    if policy.processes:
+        there, wanted = _some(others.processes), _some(policy.processes)
+        told += f": of {there}, and those that count are of {wanted}"
+    return f"{told}. Name the folder that the attempt wrote, NRL_R3_TRACE_DIR of its job"
+
+
+def _some(processes: Collection[str]) -> str:
+    more = f" and {len(processes) - _PROCESSES} more" if len(processes) > _PROCESSES else ""
+    return ", ".join(list(processes)[:_PROCESSES]) + more
+
+
+def moment(seconds: float) -> str:
+    """A time of a trace as a person reads it.
+
+    >>> moment(1795980002.0007)
+    '2026-11-29 19:20:02.000 UTC'
+    """
+    try:
+        found = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    except (ValueError, OverflowError, OSError):  # no year that a calendar has
+        return f"second {seconds:g}"
+    return f"{found.replace(tzinfo=None).isoformat(' ', 'milliseconds')} UTC"
 
 
 def check_one_attempt(records: list[TraceRecord], say: RouteFindings) -> bool:

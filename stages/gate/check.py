@@ -13,6 +13,7 @@ from trajreplay.stages.gate.policy import Policy
 Phase = Literal["run", "captures", "signal", "mismatch", "routes", "replay", "sql"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 Parameters = Mapping[str, Any]
+_STEPS = 'a whole number from 1 on, a list of steps such as ["0:0"], or "all"'
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,14 @@ class Parameter:
     Args:
         name: Its key in the policy.
         doc: What it is.
-        kind: `number`, `share` (0 to 1), `count` (from 1 on), `flag`, `text`, or what else is
-            allowed.
+        kind: `number`, `share` (0 to 1), `count` (from 1 on), `flag`, `text`, `steps` (so many, by
+            name, or all), or what else is allowed.
         allowed: The values it may have, if they can be listed.
     """
 
     name: str
     doc: str
-    kind: Literal["number", "share", "count", "flag", "text", "any"]
+    kind: Literal["number", "share", "count", "flag", "text", "steps", "any"]
     allowed: tuple[str, ...] = ()
 
     def problem(self, value: Any) -> str:
@@ -61,6 +62,10 @@ class Parameter:
             return "" if is_number(value) else "a finite number"
         if self.kind == "flag":
             return "" if isinstance(value, bool) else "true or false"
+        if self.kind == "steps":
+            named = isinstance(value, list) and value and all(map(_is_step, value))
+            count = type(value) is int and value >= 1
+            return "" if count or named or value == "all" else _STEPS
         if self.kind == "text":
             return "" if isinstance(value, str) and value else "text"
         return ""
@@ -91,3 +96,9 @@ class Check:
     of: Literal["step", "any", ""] = ""
     unit: str = ""
     reads: tuple[str, ...] = ()
+
+
+def _is_step(value: Any) -> bool:
+    """Whether it names a step as the command line takes one."""
+    parts = value.split(":") if isinstance(value, str) else ()
+    return len(parts) == 2 and all(one.isascii() and one.isdigit() for one in parts)

@@ -10,13 +10,14 @@ from trajreplay.schema.errors import TrajReplayError
 from trajreplay.stages.gate.captured import MISMATCH, MISMATCH_ANY_VERSION
 from trajreplay.stages.gate.check import Check, Judged, Parameter
 from trajreplay.stages.gate.evidence import Evidence
-from trajreplay.stages.gate.of_lake import judge_captures, judge_replay, judge_routes
+from trajreplay.stages.gate.of_lake import judge_captures, judge_replay
 from trajreplay.stages.gate.of_mismatch import (
     judge_delta_fraction,
     judge_delta_tail,
     judge_generation_kl,
     judge_mismatch_baseline,
 )
+from trajreplay.stages.gate.of_routes import judge_routes
 from trajreplay.stages.gate.of_run import (
     judge_attempt,
     judge_command,
@@ -151,6 +152,11 @@ CHECKS = (
             Parameter("experts", "Experts of a layer.", "any"),
             Parameter("require", "Rules that have to be decided.", "any"),
             Parameter("max_fallback_share", "Share of rows left to the own router.", "share"),
+            Parameter(
+                "traced_steps",
+                "Steps that have to be traced in every stage: so many, by name, or all.",
+                "steps",
+            ),
             Parameter("processes", "The attempt's processes as host:pid.", "any"),
             Parameter("since", "First second since 1970, if after the attempt's start.", "number"),
             Parameter(

@@ -1,74 +1,13 @@
-"""Checks of route traces, of captures, and that they recompute."""
+"""Checks that captures are whole, and that they recompute."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 from trajreplay.query.capture_sets import read_capture_set
 from trajreplay.query.catalog import Cohort
-from trajreplay.query.routes import RouteReport, check_routes, policy_of
-from trajreplay.schema.errors import listed
 from trajreplay.schema.identity import DROPPED
 from trajreplay.stages.gate.check import Judged, Parameters
 from trajreplay.stages.gate.evidence import Evidence
 from trajreplay.stages.gate.policy import Policy
-from trajreplay.stages.gate.verdict import NAMED
-
-
-def judge_routes(found: Evidence, policy: Policy, given: Parameters) -> Judged:
-    """Route traces are valid under the contract that the policy states."""
-    bound = f"valid under {given.get('contract', 'a contract that is not stated')}"
-    stated = dict(given)
-    folder = stated.pop("traces", None)
-    if folder is None:
-        return Judged(
-            False,
-            None,
-            bound,
-            "no folder of traces is named: checks.routes.traces, or --traces; a policy of a run "
-            "that replays none says routes = false under [checks]",
-        )
-    if "contract" not in stated:
-        return Judged(False, None, bound, "no contract is stated: checks.routes.contract")
-    value: dict[str, dict[str, Any]] = {}
-    untraced: list[str] = []
-    for attempt in found.attempts:
-        start, stop = found.window_s(attempt)
-        since = [one for one in (stated.get("since"), start) if one is not None]
-        until = [one for one in (stated.get("until"), stop) if one is not None]
-        if not since:
-            return Judged(False, None, bound, f"when attempt {attempt} started is not recorded")
-        within = stated | {"since": max(since), "until": min(until, default=None)}
-        report = check_routes(Path(folder), policy_of(within, "checks.routes"))
-        value[str(attempt)] = {
-            "records": report.records,
-            "left_out": report.left_out,
-            "traced_steps": dict(report.steps),
-        }
-        if attempt != found.last and not report.records:
-            # It may have kept its traces elsewhere: what is certified is not certified of these.
-            steps = [one for one in sorted(found.steps) if found.steps[one]["attempt"] == attempt]
-            value[str(attempt)]["untraced"] = found.each_name(steps[:NAMED])
-            untraced += [f"step {found.names(steps)} of attempt {attempt}"] if steps else []
-            continue
-        if report.verdict != "pass":
-            return Judged(False, value, bound, f"attempt {attempt}: {_why(report)}")
-    reason = f"not of {'; '.join(untraced)}, which left no trace" if untraced else ""
-    return Judged(True, value, bound, reason)
-
-
-def _why(report: RouteReport) -> str:
-    """The first rule that is broken, else those that the policy has decided, and are not."""
-    failures = [one for one in report.findings if one.severity == "failure"]
-    if failures:
-        return f"{failures[0].rule}: {failures[0].message}"
-    told = {one.rule: one.message for one in reversed(report.findings) if one.severity != "remark"}
-    return listed(
-        f"{rule} is {report.statuses[rule]}, and has to be decided"
-        + (f": {told[rule]}" if rule in told else "")
-        for rule in report.undecided
-    )
 
 
 def judge_captures(found: Evidence, policy: Policy, given: Parameters) -> Judged:

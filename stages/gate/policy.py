@@ -20,6 +20,8 @@ PRESETS = ("router-replay", "replay-clean", "mismatch-baseline")
 _FOLDER = Path(__file__).parent / "presets"
 # A run of more optimizer steps is a slip of the pen.
 MOST_STEPS = 1_000_000_000
+# What a policy states of routes to the gate itself, and not to the check of the traces.
+GATE_KEYS = ("traces", "traced_steps")
 _TOP = ("preset", "max_steps", "run", "allow_precision", "checks", "sql")
 
 
@@ -173,7 +175,7 @@ def checked(policy: Policy, where: str) -> Policy:
             problem = declared[key].problem(value)
             if problem:
                 raise QueryError(f"{where}: checks.{name}.{key} is {value!r}, expected {problem}")
-    routes = {name: one for name, one in checks.get("routes", {}).items() if name != "traces"}
+    routes = {name: one for name, one in checks.get("routes", {}).items() if name not in GATE_KEYS}
     # What is stated has to be right under either contract; the command line may name it later.
     routes_policy({"contract": CONTRACTS[0], **routes}, f"{where}: checks.routes")
     steps = policy.max_steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
@@ -29,6 +30,28 @@ class TraceProblem:
 
 
 @dataclass
+class Others:
+    """Where the records of a trace folder come from that are not kept.
+
+    Args:
+        records: How many there are.
+        first, last: Seconds since the epoch, of the earliest and the latest.
+        processes: Who wrote them, as `host:pid`.
+    """
+
+    records: int = 0
+    first: float = math.inf
+    last: float = -math.inf
+    processes: dict[str, None] = field(default_factory=dict)
+
+    def add(self, origin: Origin) -> None:
+        """Take note of one."""
+        self.records += 1
+        self.first, self.last = min(self.first, origin.time), max(self.last, origin.time)
+        self.processes[origin.process] = None
+
+
+@dataclass
 class TraceFolder:
     """What the files of a trace folder hold.
 
@@ -36,13 +59,16 @@ class TraceFolder:
         records: In the order of each file, files by name.
         problems: Lines that are no records.
         files: Names of the files.
-        left_out: Lines that belong to processes or times other than those asked for.
+        left_out: Lines that belong to processes or times other than those asked for, or are of
+            events that are ignored.
+        others: Those of them that are records.
     """
 
     records: list[TraceRecord] = field(default_factory=list)
     problems: list[TraceProblem] = field(default_factory=list)
     files: tuple[str, ...] = ()
     left_out: int = 0
+    others: Others = field(default_factory=Others)
 
 
 def read_trace_folder(
@@ -105,6 +131,7 @@ def _read_file(
         kept_before, any_before = kept, True
         if not kept:
             found.left_out += 1
+            found.others.add(record.origin)
             continue
         found.records.append(record)
         if len(found.records) > MAX_RECORDS:

@@ -1,0 +1,157 @@
+"""The check of router-replay traces: whose they are, of which steps, and that they are valid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trajreplay.query.routes import CONTRACTS, RoutePolicy, RouteReport, check_routes, policy_of
+from trajreplay.query.routes.policy import STAGES
+from trajreplay.schema.bundles.r3 import read_trace_folder
+from trajreplay.schema.errors import listed
+from trajreplay.stages.gate.check import Judged, Parameters
+from trajreplay.stages.gate.evidence import Evidence
+from trajreplay.stages.gate.policy import GATE_KEYS, Policy
+from trajreplay.stages.gate.verdict import NAMED
+
+_CHOOSERS = ("since", "until", "processes")
+
+
+def judge_routes(found: Evidence, policy: Policy, given: Parameters) -> Judged:
+    """Route traces are valid under the contract that the policy states, of enough steps."""
+    bound = f"valid under {given.get('contract', 'a contract that is not stated')}"
+    wanted = given.get("traced_steps")
+    if wanted is not None:
+        bound += f", {_told(wanted)} traced"
+    problem = _unstated(given)
+    if problem:
+        return Judged(False, None, bound, problem)
+    value: dict[str, dict[str, Any]] = {}
+    traced: dict[str, set[int]] = {}
+    passes = dict.fromkeys(given.get("stages", STAGES), 0)
+    silent: list[str] = []
+    for attempt in found.attempts:
+        start, stop = found.window_s(attempt)
+        if start is None and given.get("since") is None:
+            return Judged(False, None, bound, f"when attempt {attempt} started is not recorded")
+        stated = _route_policy(given, start, stop)
+        report = check_routes(Path(given["traces"]), stated)
+        steps = [one for one in sorted(found.steps) if found.steps[one]["attempt"] == attempt]
+        mine = {stage: _steps_of(found, steps, some) for stage, some in report.steps.items()}
+        untraced = [one for one in steps if not all(one in mine.get(x, ()) for x in stated.stages)]
+        value[str(attempt)] = {
+            "records": report.records,
+            "left_out": report.left_out,
+            "traced": {stage: found.each_name(some[:NAMED]) for stage, some in mine.items()},
+            "untraced": found.each_name(untraced[:NAMED]),
+        }
+        if attempt != found.last and not report.records:
+            # It may have kept its traces elsewhere: what is certified is not certified of these.
+            if reason := _set_aside(given, start, stop):
+                return Judged(False, value, bound, f"attempt {attempt}: {reason}")
+            silent.append(f"step {found.names(steps)} of attempt {attempt}, which left no trace")
+            continue
+        if report.verdict != "pass":
+            return Judged(False, value, bound, f"attempt {attempt}: {_why(report)}")
+        for stage in stated.stages:
+            traced.setdefault(stage, set()).update(mine.get(stage, ()))
+            passes[stage] += len(report.steps.get(stage, ()))
+        if untraced:
+            silent.append(f"step {found.names(untraced)} of attempt {attempt}, not traced")
+    if wanted is not None and (reason := _too_few(found, traced, passes, wanted)):
+        return Judged(False, value, bound, reason)
+    return Judged(True, value, bound, f"says nothing of {'; '.join(silent)}" if silent else "")
+
+
+def _unstated(given: Parameters) -> str:
+    """What a policy has to state, and does not."""
+    if given.get("traces") is None:
+        return (
+            "no folder of traces is named: checks.routes.traces, or --traces; a policy of a run "
+            "that replays none says routes = false under [checks]"
+        )
+    if "contract" not in given:
+        allowed = " or ".join(CONTRACTS)
+        return f"no contract is stated: {allowed}, as checks.routes.contract, or --contract"
+    return ""
+
+
+def _route_policy(given: Parameters, start: float | None, stop: float | None) -> RoutePolicy:
+    """What the traces of one attempt are held against: no record from outside its time counts."""
+    stated = {name: one for name, one in given.items() if name not in GATE_KEYS}
+    since = [one for one in (stated.get("since"), start) if one is not None]
+    until = [one for one in (stated.get("until"), stop) if one is not None]
+    within = {"since": max(since, default=None), "until": min(until, default=None)}
+    return policy_of(stated | within, "checks.routes")
+
+
+def _set_aside(given: Parameters, start: float | None, stop: float | None) -> str:
+    """That an attempt left records, which the policy leaves out."""
+    stated = [name for name in _CHOOSERS if given.get(name) not in (None, [], ())]
+    if not stated:
+        return ""
+    whole = {name: one for name, one in given.items() if name not in _CHOOSERS}
+    keeps = _route_policy(whole, start, stop).keeps
+    left = read_trace_folder(Path(given["traces"]), keep=keeps)
+    if not left.records and not left.problems:
+        return ""
+    names = ", ".join(f"checks.routes.{name}" for name in stated)
+    return (
+        f"{names} leaves out all of its {len(left.records)} records: what is stated of times and "
+        "processes holds for every attempt of the chain"
+    )
+
+
+def _steps_of(found: Evidence, steps: Sequence[int], passes: Sequence[int]) -> list[int]:
+    """The steps that numbered passes of a stage are of: a trainer makes one a rollout."""
+    rollouts: dict[Any, list[int]] = {}
+    for step in steps:
+        place = found.steps[step].get("rollout_id")
+        rollouts.setdefault(("number", step) if place is None else place, []).append(step)
+    by_pass = list(rollouts.values())
+    return [one for number in passes for one in (by_pass[number - 1 : number] or [[]])[0]]
+
+
+def _too_few(
+    found: Evidence, traced: Mapping[str, set[int]], passes: Mapping[str, int], wanted: Any
+) -> str:
+    """Why the steps that were traced are not those that the policy wants, stage by stage."""
+    for stage, steps in traced.items():
+        if isinstance(wanted, int):
+            if passes[stage] < wanted:
+                return (
+                    f"of {stage} {passes[stage]} steps are traced, expected {wanted} or more: "
+                    "NRL_R3_TRACE_STEPS of the job says how many are"
+                )
+            continue
+        names = set(found.each_name(steps))
+        every = found.each_name(sorted(found.steps)) if wanted == "all" else wanted
+        missing = [one for one in every if one not in names]
+        if missing or not every:
+            more = " ..." if len(missing) > 5 else ""
+            told = f"step {', '.join(missing[:5])}{more}" if missing else "any step"
+            return (
+                f"of {stage} {told} is not traced: NRL_R3_TRACE_STEPS of the job says how many are"
+            )
+    return ""
+
+
+def _told(wanted: Any) -> str:
+    """Which steps a policy wants, in words."""
+    if isinstance(wanted, int):
+        return f"{wanted} step{'s' * (wanted != 1)} or more"
+    return "every step" if wanted == "all" else f"step {', '.join(wanted)}"
+
+
+def _why(report: RouteReport) -> str:
+    """The first rule that is broken, else those that the policy has decided, and are not."""
+    failures = [one for one in report.findings if one.severity == "failure"]
+    if failures:
+        return f"{failures[0].rule}: {failures[0].message}"
+    told = {one.rule: one.message for one in reversed(report.findings) if one.severity != "remark"}
+    return listed(
+        f"{rule} is {report.statuses[rule]}, and has to be decided"
+        + (f": {told[rule]}" if rule in told else "")
+        for rule in report.undecided
+    )
