@@ -9,10 +9,11 @@ import pyarrow.compute as pc
 
 from trajreplay.query.catalog import Cohort
 from trajreplay.schema.columns import has_column
-from trajreplay.schema.settings import Settings
+from trajreplay.schema.settings import RewardSettings, Settings
 from trajreplay.stages.capability import Ability, over_batches, over_trajectories
 from trajreplay.stages.checks import source_pairs
 from trajreplay.stages.cohort import LoadedCohort
+from trajreplay.stages.constant_groups import without_dropped
 from trajreplay.stages.other_samples import other_samples
 from trajreplay.stages.report import CohortReport, StageResult
 from trajreplay.stages.sources import Source, Sources
@@ -56,7 +57,7 @@ def check_batches(
                 problem = f"{by_batch} and layout.batch is 'step': declare the stage at the steps"
         elif batch != "step":
             if parts is None:
-                parts = _parts(table, report.run_id, sources, _is_elsewhere)
+                parts = _parts(table, report.run_id, sources, settings.reward, _is_elsewhere)
             if by_batch:
                 problem = _of_batch(by_batch, batch, parts, len(source_pairs(table)))
                 if problem and batch == "rollout" and _can_be_wide(stage, by_batch):
@@ -64,7 +65,7 @@ def check_batches(
                     problem = f"{problem}; {found}" if isinstance(found, str) else ""
                     wide |= {} if isinstance(found, str) else {stage: found}
             elif parts:
-                cut = _parts(table, report.run_id, sources, _is_cut)
+                cut = _parts(table, report.run_id, sources, settings.reward, _is_cut)
                 problem = f"{by_trajectory}, and {cut[0]}; {_ELSEWHERE}" if cut else ""
         if problem:
             report.stages.append(StageResult(stage, "unverified", message=problem))
@@ -112,13 +113,16 @@ def _of_batch(what: str, batch: str, parts: list[str], rollouts: int) -> str:
 _Others = Callable[[pa.Table, pa.Table], int]
 
 
-def _parts(table: pa.Table, run_id: str, sources: Sources, others: _Others) -> list[str]:
+def _parts(
+    table: pa.Table, run_id: str, sources: Sources, settings: RewardSettings, others: _Others
+) -> list[str]:
     """The rollouts that have other samples than the step consumed, in words.
 
     Args:
         table: The samples of the step.
         run_id: The run.
         sources: Its rollouts.
+        settings: Which groups no step consumes.
         others: How many samples of a rollout, or of all steps that consumed from it, count.
     """
     found = []
@@ -129,7 +133,8 @@ def _parts(table: pa.Table, run_id: str, sources: Sources, others: _Others) -> l
         )
         source = sources.find(run_id, attempt, rollout_id)
         known = sources.consumed.of(Cohort(run_id, attempt, rollout_id, None))
-        tables = [known, *([source.table] if isinstance(source, Source) else [])]
+        held = [source.table] if isinstance(source, Source) else []
+        tables = [known, *(without_dropped(one, settings) for one in held)]
         count = max(others(table.filter(from_here), one) for one in tables)
         if count:
             found.append(f"{count} samples of rollout {rollout_id} are not in it")

@@ -23,6 +23,7 @@ from trajreplay.stages.compose import (
     processed_rewards_error,
     summed_tokens,
 )
+from trajreplay.stages.constant_groups import batches_of
 from trajreplay.stages.group_sizes import group_size_looks, odd_group
 from trajreplay.stages.kernels import (
     accumulation_factor,
@@ -226,7 +227,7 @@ def reward_inputs(
         dtype: In which a KL is computed.
         asked: Whether that is given, too, which a function of the user does without.
     """
-    settings, batches = given.reward, packed.batches(given.layout)
+    settings, batches = given.reward, batches_of(packed, given)
     by_grouping = {
         "group": lambda: packed.groups,
         "consumer-batch": lambda: packed.consumer_batches,

@@ -8,6 +8,7 @@ from trajreplay.schema.columns import has_column
 from trajreplay.schema.lists import elements
 from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.compare import EXAMPLES, Look
+from trajreplay.stages.constant_groups import check_constant_groups
 from trajreplay.stages.handoff import compare_handoffs
 from trajreplay.stages.packed import list_lengths, packed_values
 from trajreplay.stages.report import Divergence, Finding, StageResult
@@ -20,6 +21,7 @@ def judge_samples(cohort: LoadedCohort, sources: Sources) -> None:
     look.compared += cohort.table.num_rows
     if has_column(cohort.table, "source_rollout_id"):
         look = look.merged(compare_handoffs(cohort, sources))
+        check_constant_groups(cohort, sources)
     result = StageResult("sample", look.verdict, isolated=look.verdict)
     result.compared, result.mismatches = look.compared, look.mismatches
     result.divergences, result.ranks = look.divergences, sorted(look.ranks)

@@ -12,6 +12,7 @@ from torch import Tensor
 from trajreplay.schema.identity import ParallelCoordinates
 from trajreplay.schema.shards import packed_positions, response_spans, row_places
 from trajreplay.stages.block import Block
+from trajreplay.stages.constant_groups import batches_of
 
 
 def tokens_of(block: Block, sets: str) -> Tensor | None:
@@ -21,15 +22,15 @@ def tokens_of(block: Block, sets: str) -> Tensor | None:
         block: The cohorts.
         sets: As `advantage.whiten` and `advantage.whiten_centre` name them.
     """
-    packed, layout = block.packed, block.settings.layout
+    packed = block.packed
     if sets == "context-rank":
-        batches = packed.batches(layout).repeat_interleave(packed.lengths)
+        batches = batches_of(packed, block.settings).repeat_interleave(packed.lengths)
         both = _context_ranks(block) * (len(packed.lengths) + 1) + batches
         numbers: Tensor = torch.unique(both, return_inverse=True)[1]
         return numbers
     of_samples: dict[str, Callable[[], Tensor]] = {
-        "cohort": lambda: packed.batches(layout),
-        "rank": lambda: packed.rank_batches(layout),
+        "cohort": lambda: batches_of(packed, block.settings),
+        "rank": lambda: batches_of(packed, block.settings, by_rank=True),
         "group": lambda: packed.groups,
         "sample": lambda: torch.arange(len(packed.lengths)),
         "consumer-batch": lambda: packed.consumer_batches,

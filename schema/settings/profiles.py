@@ -44,6 +44,7 @@ class Profile:
 _BOTH_TEN, _BOTH_TWENTY = (-10.0, 10.0), (-20.0, 20.0)
 # How advantages are whitened once they are: E[x^2] - E[x]^2, and a lone token over n.
 _ONE_PASS = AdvantageSettings(whiten_one_pass=True, whiten_short="biased")
+_EQUAL = 1e-6  # the deviation up to which a filter of groups, once it is on, takes rewards as equal
 _HALF_SQUARE = ValueSettings(clip=0.5, factor=0.5, counted="loss")
 
 _ALL = (
@@ -52,6 +53,7 @@ _ALL = (
         "1",
         "Groups by group_index and refuses incomplete ones; sums of sample means per rank.",
         Settings(
+            reward=RewardSettings(constant_within=_EQUAL),
             advantage=_ONE_PASS,
             loss=LossSettings(batch_reduction="mean", cispo_bounds="by-sign"),
         ),
@@ -61,7 +63,7 @@ _ALL = (
         "1",
         "Groups by position; the deviation is that of the centred rewards, in float32.",
         Settings(
-            reward=RewardSettings(grouping="stride"),
+            reward=RewardSettings(grouping="stride", constant_within=_EQUAL),
             advantage=_ONE_PASS,
             loss=LossSettings(batch_reduction="mean"),
         ),

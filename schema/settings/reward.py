@@ -85,6 +85,13 @@ class RewardSettings:
         scale_from: Range that rewards are clamped to first (NeMo-RL); None for none.
         scale_to: Range that it is mapped to.
         bias, factor: Added to a shaped reward, and what the sum is multiplied by (AReaL).
+        constant_groups: What becomes of a group whose raw rewards are all equal, which teaches
+            nothing: `keep`, it is trained as any; `drop`, it is left out before anything is taken
+            over the batch, and no step consumes it (dynamic sampling of DAPO, slime, NeMo-RL); or
+            `mask`, its samples stay in the batch and train no token, so that means over tokens do
+            not count them, and those over samples as loss.denominator_rows says (SkyRL).
+        constant_within: Highest deviation (divisor n - 1) of raw rewards that are equal: 0, or
+            1e-6 (slime).
         costs: What a sample pays of its group's mean reward, by the share that it has of the
             largest `output` (trained tokens), `input` (the others of prompt and response) and
             `turns` of its group (prime-rl's length_penalty), before it is centred.
@@ -96,6 +103,8 @@ class RewardSettings:
     unit: str = name("sample", "trajectory", "step")
     step_gamma: float = number(1.0)
     n_samples_per_prompt: int | None = count(None)
+    constant_groups: str = name("keep", "drop", "mask")
+    constant_within: float = number(0.0)
     costs: Mapping[str, float] = weights("output", "input", "turns")
     weights: Mapping[str, float] = weights()
     combination: str = name("sum-then-normalise", "normalise-then-sum")

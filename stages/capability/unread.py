@@ -96,6 +96,12 @@ _OF_REWARDS = (
         "where reward.unit is 'step'",
     ),
     Read(
+        "reward",
+        ("constant_within",),
+        lambda one: one.reward.constant_groups != "keep",
+        "where reward.constant_groups are not kept",
+    ),
+    Read(
         "reward", ("gpg_norm",), lambda one: one.reward.rule == "gpg", "where reward.rule is 'gpg'"
     ),
     Read("reward", ("combination",), lambda one: bool(one.reward.weights), "beside reward.weights"),

@@ -9,6 +9,7 @@ from trajreplay.schema.settings import SECTIONS, Settings
 from trajreplay.schema.settings.knobs import kinds
 from trajreplay.stages.capability import advantages, losses, rewards
 from trajreplay.stages.capability.ability import LOG_PROB_SOURCES, Ability, Needs
+from trajreplay.stages.capability.batches import over_batches
 from trajreplay.stages.capability.ranks import of_ranks, uneven
 
 # The settings that each stage reads, by section.
@@ -50,6 +51,9 @@ def ability(
     if reason:
         return Ability("unsupported", reason)
     reads, writes = _NEEDS[stage](settings, columns) if stage in _NEEDS else ((), ())
+    scores = not stage.startswith("loss.") and settings.reward.constant_groups == "drop"
+    if scores and over_batches(stage, settings, Ability("recompute")):
+        reads = tuple(dict.fromkeys((*reads, "raw_reward", "group_id")))
     whole = stage.startswith("loss.") and losses.takes_whole(stage, settings.loss)
     whole |= stage == "loss.value" and losses.value_takes_whole(settings)
     whole |= stage == "reward.post_process" and rewards.takes_whole(settings)

@@ -118,6 +118,15 @@ FAULTS = (
         "K-016",
     ),
     fault(
+        "group.filter",
+        "groups without a spread that are trained",
+        "groups of equal raw rewards among those trained, where settings say that none is",
+        "the filter of groups: what it is run on, and its bound; float32 gives equal rewards a "
+        "deviation; reward.constant_groups",
+        "K-008",
+        "K-016",
+    ),
+    fault(
         "group.one-block",
         "streamed groups normalised as one block",
         "rewards of which no group has the mean 0, and all together have",

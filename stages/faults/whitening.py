@@ -10,6 +10,7 @@ from torch import Tensor
 
 from trajreplay.schema.settings import Settings
 from trajreplay.stages.block import Block
+from trajreplay.stages.constant_groups import batches_of
 from trajreplay.stages.faults.estimates import Made, fault, own_estimates, wrong
 from trajreplay.stages.faults.fault import (
     Told,
@@ -38,9 +39,7 @@ def _white(block: Block, settings: Settings, values: Tensor, mask: Tensor, sets:
 
 
 def _sets(block: Block, settings: Settings) -> Tensor:
-    packed, layout = block.packed, settings.layout
-    by_rank = settings.advantage.whiten == "rank"
-    return packed.rank_batches(layout) if by_rank else packed.batches(layout)
+    return batches_of(block.packed, settings, by_rank=settings.advantage.whiten == "rank")
 
 
 def _whitened_over_masked(block: Block) -> Iterable[Told]:

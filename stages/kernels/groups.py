@@ -51,14 +51,16 @@ def groups_of(group_index: Tensor) -> Groups:
     return Groups(member, size.double())
 
 
-def constant_groups(raw_rewards: Tensor, group_index: Tensor) -> Tensor:
-    """Mark the samples whose group has exactly equal rewards.
+def constant_groups(raw_rewards: Tensor, group_index: Tensor, *, within: float = 0.0) -> Tensor:
+    """Mark the samples whose group has equal rewards.
 
-        y_i = all_{j in g} (r_j = r_i)      with g the group of i
+        y_i = all_{j in g} (r_j = r_i)  or  s_g <= within      with g the group of i
+        s_g = sqrt(sum_{j in g} (r_j - mean_g(r))^2 / (n_g - 1))
 
     Args:
         raw_rewards: (S,) float. One reward per sample.
         group_index: (S,) int64. The group of each sample, any numbers in any order.
+        within: Highest deviation of rewards that count as equal. Unit of `raw_rewards`.
 
     Returns:
         (S,) bool.
@@ -67,11 +69,13 @@ def constant_groups(raw_rewards: Tensor, group_index: Tensor) -> Tensor:
         StageError: The inputs differ in length.
 
     Conventions:
-        Compared as given: a tolerance would depend on the dtype. A group of one is constant, one
-        with a NaN is not.
+        Compared as given, within 0: a tolerance would depend on the dtype. Deviations run in
+        float64. A group of one is constant, one with a NaN is not. slime's filter keeps groups of
+        a deviation above 1e-6; NeMo-RL's those of one that float32 does not make 0, which a group
+        of equal rewards may pass.
 
     Source:
-        The definition.
+        Dynamic sampling: Yu et al. 2025, DAPO, section 3.2, arXiv:2503.14476.
 
     >>> constant_groups(torch.tensor([0.3, 0.3, 0.5, 0.6]), torch.tensor([0, 0, 1, 1]))
     tensor([ True,  True, False, False])
@@ -79,5 +83,11 @@ def constant_groups(raw_rewards: Tensor, group_index: Tensor) -> Tensor:
     check_shapes("constant_groups", raw_rewards=(raw_rewards, "S"), group_index=(group_index, "S"))
     groups = groups_of(group_index)
     raw = raw_rewards.double()
-    least = groups.least(raw)[groups.member]
-    return groups.least((raw == least).double())[groups.member] == 1.0
+    least = groups.least(raw)
+    constant = groups.least((raw == least[groups.member]).double()) == 1.0
+    if within > 0.0:
+        shifted = raw - torch.where(torch.isfinite(least), least, 0.0)[groups.member]
+        centred = shifted - groups.mean(shifted)[groups.member]
+        variance = groups.sum(centred**2) / (groups.size - 1.0).clamp(min=1.0)
+        constant |= variance.sqrt() <= within
+    return constant[groups.member]

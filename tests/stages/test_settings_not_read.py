@@ -150,6 +150,7 @@ UNSEEN = {
     "loss.undefined_weight",  # every weight here is finite
     "loss.correction_criterion",  # of bounds that nothing reaches
     *(f"loss.{name}" for name in LOSS_TERMS),  # checked
+    *("reward.constant_groups", "reward.constant_within"),  # no group here has equal rewards
 }
 # Settings that this cohort happens to say nothing of beside others.
 COINCIDENCE: dict[str, tuple[str, ...]] = {

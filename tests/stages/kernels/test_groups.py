@@ -1,4 +1,5 @@
 import math
+import statistics
 
 import pytest
 import torch
@@ -34,13 +35,31 @@ def test_groups_are_numbered_in_any_order_and_counted() -> None:
 
 def test_rewards_that_only_round_alike_are_not_constant() -> None:
     rewards = torch.tensor([0.3, 0.3 + 1e-12], dtype=torch.float64)
-    assert constant_groups(rewards, torch.zeros(2, dtype=torch.int64)).tolist() == [False, False]
+    index = torch.zeros(2, dtype=torch.int64)
+    assert constant_groups(rewards, index).tolist() == [False, False]
+    assert constant_groups(rewards, index, within=1e-6).tolist() == [True, True]
+
+
+@given(SAMPLES, st.floats(1e-6, 1.0))
+def test_a_deviation_that_is_allowed_makes_a_group_constant(
+    samples: list[tuple[float, int]], within: float
+) -> None:
+    rewards = torch.tensor([reward for reward, _ in samples], dtype=torch.float64)
+    index = torch.tensor([group for _, group in samples], dtype=torch.int64)
+    for (_, group), found in zip(
+        samples, constant_groups(rewards, index, within=within).tolist(), strict=True
+    ):
+        members = [reward for reward, its in samples if its == group]
+        spread = statistics.stdev(members) if len(members) > 1 else 0.0
+        assert found == (spread <= within) or abs(spread - within) < 1e-12
 
 
 def test_one_sample_is_constant_and_nan_is_not() -> None:
     rewards = torch.tensor([1.0, math.nan, 0.0, math.nan, math.inf, math.inf])
     index = torch.tensor([0, 1, 2, 2, 3, 3])
-    assert constant_groups(rewards, index).tolist() == [True, False, False, False, True, True]
+    for within in (0.0, 1e-6):
+        found = constant_groups(rewards, index, within=within)
+        assert found.tolist() == [True, False, False, False, True, True]
 
 
 def test_inputs_of_different_length_are_refused() -> None:
