@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,36 +11,17 @@ from trajreplay.cli.errors import REFUSED, report_error
 from trajreplay.cli.gate import policy_options, stated_policy, tell
 from trajreplay.cli.options import lake_option, output_options
 from trajreplay.cli.output import Output
+from trajreplay.cli.running import NOT_FOUND, NOT_RUN, check_runnable, run_command
 from trajreplay.cli.sink import SinkError
-from trajreplay.cli.verb import HELP, Verb
+from trajreplay.cli.verb import HELP
+from trajreplay.cli.verdict_file import JudgingVerb, VerdictFile, told, verdict_option
 
 if TYPE_CHECKING:
     from trajreplay.schema.store import Store
 
-# Those that end a program unless it handles them, and that others send it: the last two are what
-# schedulers warn a job with.
-_FORWARDED = (
-    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
-    *(signal.SIGUSR1, signal.SIGUSR2),
-)
-_NOT_FOUND, _NOT_RUN = 127, 126  # as a shell says it
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended: with an exit code, or killed by a signal."""
-
-    exit: int | None
-    signal: int | None = None
-
-    @property
-    def code(self) -> int:
-        """The exit code that a shell gives: 128 and the signal where it was killed."""
-        return 128 + (self.signal or 0) if self.exit is None else self.exit
-
 
 @click.command(
-    cls=Verb,
+    cls=JudgingVerb,
     context_settings={**HELP, "allow_interspersed_args": False},
     exit_codes={
         0: "The command ended with 0 and every check holds.",
@@ -54,10 +29,13 @@ class Ended:
         2: "The policy or the command line is malformed; nothing was run.",
         3: "The command ended with 0 and its attempt cannot be judged, or nothing was run: the "
         "lake cannot be read or written.",
+        NOT_RUN: "The command may not be executed; no attempt was used up.",
+        NOT_FOUND: "There is no such command; no attempt was used up.",
         130: "",
     },
     example="trajreplay certify --policy replay-clean --run r1 -- python train.py",
 )
+@verdict_option("verdict.json")
 @lake_option
 @click.option(
     "--policy",
@@ -70,18 +48,17 @@ class Ended:
     "--resume-rollout",
     type=click.IntRange(min=0),
     metavar="R",
-    help="The first rollout that is not taken from the attempt before, as the trainer says, too.",
+    help="The trainer loads what the last attempt saved, and this is the first rollout that it "
+    "samples anew, as it says, too. Both are judged as one chain. Default: the first attempt of a "
+    "run resumes nothing.",
 )
-@click.option("--no-resume", is_flag=True, help="Nothing is taken from the attempt before.")
-@policy_options
 @click.option(
-    "--verdict",
-    "verdict_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default="verdict.json",
-    show_default=True,
-    help="Write the verdict as JSON into this file, whole or not at all.",
+    "--no-resume",
+    is_flag=True,
+    help="The trainer starts anew: nothing is taken from earlier attempts of the run, and this one "
+    "is judged alone.",
 )
+@policy_options
 @click.argument(
     "command",
     nargs=-1,
@@ -96,7 +73,7 @@ def certify(
     run: str,
     resume_rollout: int | None,
     no_resume: bool,
-    verdict_path: Path,
+    kept: VerdictFile,
     command: tuple[str, ...],
     output: Output,
     **stated: Any,
@@ -104,39 +81,35 @@ def certify(
     """Run a command under capture as a fresh attempt, then gate it.
 
     The attempt is reserved in the lake and capture switched on for the command; its output passes
-    through, signals reach it. After the first attempt of a run, say whether it resumes. A code
-    other than 0 that it ends with is kept, 128 and the signal where it was killed; the verdict is
-    written in every case, and says so where the attempt cannot be judged.
+    through, signals reach it. What can be known to fail before the command runs is refused, and no
+    attempt is used up. A code other than 0 that the command ends with is kept, 128 and the signal
+    where it was killed; the verdict is written in every case, and says so where the attempt cannot
+    be judged.
+
+    From the second attempt of a run on, say what it begins with: --resume-rollout R where the
+    trainer loads what the last attempt saved and goes on with rollout R, --no-resume where it
+    starts anew.
     """
     from trajreplay.lake import Lake
-    from trajreplay.schema.lakefile import create_lake
-    from trajreplay.writer.attempts import attempts_of, reserve_next_attempt
+    from trajreplay.stages.gate import check_meetable
 
     held = stated_policy(policy, **stated)
-    store = create_lake(lake_path, exist_ok=True)
-    if resume_rollout is not None and no_resume:
-        raise click.UsageError("--resume-rollout and --no-resume are given, expected one of them")
-    if resume_rollout is None and not no_resume and attempts_of(store, run):
-        raise click.UsageError(
-            f"run {run!r} has attempts already; expected --resume-rollout R or --no-resume, since "
-            "nothing is recorded of a trainer that resumes where its attempt does not"
-        )
-    attempt = reserve_next_attempt(store, run, resume_rollout).attempt
+    check_meetable(held, policy)
+    check_runnable(command[0])
+    store, attempt = _reserved(lake_path, run, resume_rollout, no_resume, kept)
     switches = {
         "TRAJREPLAY_CAPTURE": "1",
         "TRAJREPLAY_LAKE": str(store),
         "TRAJREPLAY_RUN_ID": run,
         "TRAJREPLAY_ATTEMPT": str(attempt),
     }
-    # What lay there before is of another attempt, and this program may be killed, too.
-    unjudged = {"verdict": "fail", "certifies": False, "run_id": run, "attempts": [attempt]}
-    leave = Output("json", verdict_path).document
-    leave({**unjudged, "reason": "the command has not ended"})
+    # This program may be killed, too.
+    kept.leave("the command has not ended", attempts=[attempt])
     ended = run_command(command, switches)
-    unjudged["command"] = {"exit": ended.exit, "signal": ended.signal}
+    kept.told["command"] = {"exit": ended.exit, "signal": ended.signal}
     code = None
     try:
-        leave({**unjudged, "reason": "the command has ended, and its attempt is not judged yet"})
+        kept.leave("the command has ended, and its attempt is not judged yet")
         chain = _chain(store, run, attempt)
         found = Lake.open(lake_path).gate(
             held,
@@ -146,20 +119,58 @@ def certify(
             command_signal=ended.signal,
         )
         code = found.exit_code
-        tell(found, output, verdict_path)
+        tell(found, output, kept)
         _tell_of_others(output, run, chain)
     except Exception as error:
         if code is None:
             with suppress(SinkError, click.UsageError):  # it may be what cannot be written
-                leave({**unjudged, "reason": f"the attempt cannot be judged: {_told(error)}"})
+                kept.leave(f"the attempt cannot be judged: {told(error)}")
         elif not ended.code:
             raise
         report_error(error, verbose=output.verbose)
     click.get_current_context().exit(ended.code or (REFUSED if code is None else code))
 
 
-def _told(error: Exception) -> str:
-    return getattr(error, "message", "") or f"{type(error).__name__}: {error}"
+def _reserved(
+    lake_path: str, run: str, resume_rollout: int | None, no_resume: bool, kept: VerdictFile
+) -> tuple[Store, int]:
+    """The lake, and a fresh attempt of the run.
+
+    Raises:
+        click.UsageError: The run is named by no id, or what the attempt begins with is not said, or
+            said twice, or is what no attempt left.
+        DatasetError: The lake cannot be made or read.
+        CaptureError: Another run of the lake has the same id but for its case.
+    """
+    from trajreplay.schema import SchemaError
+    from trajreplay.schema.identity import check_id
+    from trajreplay.schema.lakefile import create_lake
+    from trajreplay.writer.attempts import attempts_of, reserve_next_attempt
+
+    if resume_rollout is not None and no_resume:
+        raise click.UsageError("--resume-rollout and --no-resume are given, expected one of them")
+    try:
+        check_id("run_id", run)
+    except SchemaError as error:
+        raise click.BadParameter(f"{error.message}. {error.hint}", param_hint="'--run'") from error
+    store = create_lake(lake_path, exist_ok=True)
+    kept.leave("the command has not begun")  # refused where the lake lies around it
+    before = max(attempts_of(store, run), default=None)
+    if before is None and resume_rollout:
+        raise click.UsageError(
+            f"--resume-rollout {resume_rollout} is given, and run {run!r} has no attempt in "
+            f"{store} to resume from; leave it out, or name the run and the lake of that attempt"
+        )
+    if before is not None and resume_rollout is None and not no_resume:
+        raise click.UsageError(
+            f"run {run!r} has attempts already, the last is {before}; expected one of\n"
+            f"  --resume-rollout R  where the trainer loads what attempt {before} saved and goes "
+            "on with\n"
+            "                      rollout R: both are judged as one chain\n"
+            "  --no-resume         where it starts anew: the new attempt is judged alone\n"
+            "since nothing is recorded of a trainer that resumes where its attempt does not"
+        )
+    return store, reserve_next_attempt(store, run, resume_rollout).attempt
 
 
 def _tell_of_others(output: Output, run: str, chain: tuple[int, ...]) -> None:
@@ -181,33 +192,3 @@ def _chain(store: Store, run: str, attempt: int) -> tuple[int, ...]:
     while (resumed := catalog.resumed_from(run, chain[0])) is not None:
         chain.insert(0, resumed.attempt)
     return tuple(chain)
-
-
-def run_command(command: Sequence[str], environment: Mapping[str, str]) -> Ended:
-    """Run a command with more in its environment, and wait until it has ended.
-
-    Signals that would end this program are passed on to it instead.
-    """
-    try:
-        process = subprocess.Popen(command, env={**os.environ, **environment})
-    except OSError as error:
-        click.echo(f"Error: {command[0]}: {error.strerror}", err=True)
-        return Ended(_NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_RUN)
-    with _passed_on(process):
-        code = process.wait()
-    return Ended(None, -code) if code < 0 else Ended(code)
-
-
-@contextmanager
-def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Pass signals on to the process; a terminal sends Ctrl-C to both, which is no harm."""
-
-    def forward(number: int, _: object) -> None:
-        process.send_signal(number)
-
-    before = {one: signal.signal(one, forward) for one in _FORWARDED}
-    try:
-        yield
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)

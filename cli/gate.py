@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,7 +10,7 @@ import click
 from trajreplay.cli.options import lake_option, output_options
 from trajreplay.cli.output import Output
 from trajreplay.cli.text import counted, printable
-from trajreplay.cli.verb import Verb
+from trajreplay.cli.verdict_file import JudgingVerb, VerdictFile, verdict_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,15 +89,16 @@ def stated_policy(
 
 
 @click.command(
-    cls=Verb,
+    cls=JudgingVerb,
     exit_codes={
         0: "Every check holds.",
         1: "A check fails.",
-        2: "The policy or the command line is malformed.",
+        2: "The policy or the command line is malformed, or names no run or attempt of the lake.",
         3: "The lake cannot be read.",
     },
     example="trajreplay gate replay-clean --run r3-on --attempt 0",
 )
+@verdict_option()
 @lake_option
 @click.argument(
     "policy", metavar="POLICY", help="TOML file, or router-replay, replay-clean, mismatch-baseline."
@@ -119,12 +119,6 @@ def stated_policy(
     metavar="CODE",
     help="Exit code of the command that ran the attempt. Default: not known.",
 )
-@click.option(
-    "--verdict",
-    "verdict_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the verdict as JSON into this file, whole or not at all. Default: nowhere.",
-)
 @output_options
 def gate(
     lake_path: str,
@@ -132,7 +126,7 @@ def gate(
     run: str | None,
     attempts: tuple[int, ...],
     command_exit: int | None,
-    verdict_path: Path | None,
+    kept: VerdictFile,
     output: Output,
     **stated: Any,
 ) -> None:
@@ -145,14 +139,13 @@ def gate(
 
     held = stated_policy(policy, **stated)
     found = Lake.open(lake_path).gate(held, run, attempts, command_exit=command_exit)
-    tell(found, output, verdict_path)
+    tell(found, output, kept)
     click.get_current_context().exit(found.exit_code)
 
 
-def tell(found: GateVerdict, output: Output, verdict_path: Path | None) -> None:
+def tell(found: GateVerdict, output: Output, kept: VerdictFile) -> None:
     """Write a verdict to its file, and show it."""
-    if verdict_path is not None:
-        Output("json", verdict_path).document(found.to_json())
+    kept.write(found.to_json())
     if output.format == "json":
         output.document(found.to_json())
     elif output.is_text:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from trajreplay.cli.output import FORMATS, Output
+from trajreplay.cli.sink import check_place
 
 LAKE_FILE = "lake.json"
 LAKE_HELP = (
@@ -123,10 +124,8 @@ def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
         verbose: bool,
         **values: Any,
     ) -> Any:
-        if path is not None and not path.absolute().parent.is_dir():
-            raise click.BadParameter(
-                f"the folder {str(path.parent)!r} does not exist", param_hint="'-o'"
-            )
+        if path is not None:
+            check_place(path)
         ending = path.suffix[1:].lower() if path else ""
         name = format_name or (ending if ending in FORMATS else "table")
         output = Output(name, path, quiet=quiet, verbose=verbose)

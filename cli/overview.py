@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,8 +15,6 @@ from trajreplay.cli.source import Source, source_options
 from trajreplay.cli.verb import Verb
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from trajreplay.lake import Lake
 
 
@@ -37,64 +35,15 @@ def info(lake_path: str, output: Output, run: str | None, cohorts: bool) -> None
     """Show what a lake holds, a row for each attempt.
 
     Runs and attempts with their rollouts, steps, ranks, samples, tokens and bytes; how many of the
-    rollouts and steps are complete, incomplete, refused or superseded; and the first problem.
+    rollouts and steps are complete, incomplete, refused or superseded; and the first problem. An
+    attempt that captured nothing has a row of zeros.
     """
     from trajreplay.lake import Lake
 
     with ProgressBar("Reading", quiet=output.quiet) as progress:
-        found = Lake.open(lake_path).info(run=run, progress=progress)
-    output.rows(found if cohorts else attempts(found), cell_width=None)
-
-
-def attempts(found: pa.Table) -> pa.Table:
-    """The rows of rollouts and steps summed up by run and attempt."""
-    import pyarrow as pa
-
-    rows: dict[tuple[str, int], dict[str, Any]] = {}
-    for one in found.to_pylist():
-        key = one["run_id"], one["attempt"]
-        row = rows.setdefault(key, dict.fromkeys(_COUNTS, 0) | {"rollouts": set(), "ranks": set()})
-        row["rollouts"].add(one["rollout_id"])
-        row["ranks"] |= {*one["ranks"], *one["expected_ranks"]}
-        row["steps"] += one["step_id"] is not None
-        row[one["status"]] += 1
-        for name in ("samples", "tokens", "bytes"):
-            row[name] += one[name]
-        row.setdefault("problem", one["problem"])
-        row["problem"] = row["problem"] or one["problem"]
-    return pa.Table.from_pylist(
-        [
-            row
-            | {"run_id": run, "attempt": attempt}
-            | {"first_rollout": min(row["rollouts"]), "last_rollout": max(row["rollouts"])}
-            | {"rollouts": len(row["rollouts"]), "ranks": len(row["ranks"])}
-            for (run, attempt), row in rows.items()
-        ],
-        schema=pa.schema(
-            [
-                ("run_id", pa.string()),
-                ("attempt", pa.int64()),
-                ("rollouts", pa.int64()),
-                ("first_rollout", pa.int64()),
-                ("last_rollout", pa.int64()),
-                *((name, pa.int64()) for name in _COUNTS),
-                ("problem", pa.string()),
-            ]
-        ),
-    )
-
-
-_COUNTS = (
-    "steps",
-    "ranks",
-    "samples",
-    "tokens",
-    "bytes",
-    "complete",
-    "incomplete",
-    "refused",
-    "superseded",
-)
+        lake = Lake.open(lake_path)
+        found = (lake.info if cohorts else lake.attempts)(run=run, progress=progress)
+    output.rows(found, cell_width=None)
 
 
 @click.command(

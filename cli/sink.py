@@ -58,9 +58,34 @@ class Sink:
             return self._stream.tell()
 
 
+def check_place(path: Path, option: str = "-o") -> None:
+    """Refuse a file that cannot be written, before the work whose result it is to hold.
+
+    Args:
+        path: The file.
+        option: What names it on the command line.
+
+    Raises:
+        click.UsageError: Its folder is not there, or `opened` refuses what it is.
+        SinkError: Its folder cannot be written.
+    """
+    if not path.absolute().parent.is_dir():
+        raise click.BadParameter(
+            f"the folder {str(path.parent)!r} does not exist", param_hint=f"'{option}'"
+        )
+    _refuse(path.absolute(), option)
+    aside = _aside(path)
+    aside.close()
+    Path(aside.name).unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
-def opened(path: Path | None) -> Iterator[Sink]:
+def opened(path: Path | None, option: str = "-o") -> Iterator[Sink]:
     """Open a file to write, or stdout; a file appears under its name only when it is complete.
+
+    Args:
+        path: The file; None for stdout.
+        option: What names it on the command line.
 
     Raises:
         click.UsageError: What is there is no plain file, or belongs to a lake.
@@ -72,11 +97,9 @@ def opened(path: Path | None) -> Iterator[Sink]:
         sink.flush()
         return
     target = path.absolute()
-    _refuse(target)
-    with _writing(path):
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    aside = Path(name)
-    file = os.fdopen(handle, "wb")
+    _refuse(target, option)
+    file = _aside(path)
+    aside = Path(file.name)
     try:
         yield Sink(file, path)
         with _writing(path):
@@ -109,13 +132,28 @@ def unnamed() -> Iterator[tuple[IO[bytes], Sink]]:
             file.close()
 
 
-def _refuse(target: Path) -> None:
+def _aside(path: Path) -> IO[bytes]:
+    """A new file beside another, with a name of its own.
+
+    Raises:
+        SinkError: The folder cannot be written.
+    """
+    target = path.absolute()
+    with _writing(path):
+        return tempfile.NamedTemporaryFile(
+            prefix=f".{target.name}.", dir=target.parent, delete=False
+        )
+
+
+def _refuse(target: Path, option: str) -> None:
     """Refuse to replace what is no plain file, or anything of a lake."""
     if target.is_symlink() or (target.exists() and not target.is_file()):
         raise click.UsageError(
-            f"-o {str(target)!r} is a link, folder or device, expected a regular file or a new one"
+            f"{option} {str(target)!r} is a link, folder or device, expected a regular file or a "
+            "new one"
         )
     if any((folder / "lake.json").is_file() for folder in target.parents):
         raise click.UsageError(
-            f"-o {str(target)!r} is inside a lake, which only captures write to; expected elsewhere"
+            f"{option} {str(target)!r} is inside a lake, which only captures write to; expected "
+            "elsewhere"
         )

@@ -1,5 +1,6 @@
 """The lake read: captures and lineages, verified columns, SQL, selections, validation, overview."""
 
+from trajreplay.query.attempts import attempts
 from trajreplay.query.capture_sets import CaptureSet, CaptureSets, CopyDifference, capture_sets
 from trajreplay.query.catalog import Catalog, Cohort
 from trajreplay.query.closure import (
@@ -51,6 +52,7 @@ __all__ = [
     "ValidationFinding",
     "ValidationReport",
     "also_consumed_by",
+    "attempts",
     "capture_sets",
     "close",
     "info",

@@ -16,7 +16,7 @@ from trajreplay.schema.canonical import MAX_BYTES
 from trajreplay.schema.claim import CLAIM_SUFFIX
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.entry_codec import load_entry
-from trajreplay.schema.errors import DatasetError, QueryError
+from trajreplay.schema.errors import DatasetError, QueryError, did_you_mean
 from trajreplay.schema.identity import DATA, CaptureKey, ResumePoint
 from trajreplay.schema.layout import (
     ATTEMPTS,
@@ -204,12 +204,29 @@ class Catalog:
         """
         if run_id not in self.runs:
             there = ", ".join(map(repr, self.runs)) or "none"
+            near = did_you_mean(run_id, self.runs)
             raise QueryError(
-                f"no run {run_id!r} in {self.store}, expected one of: {there}",
+                f"no run {run_id!r} in {self.store}, expected one of: {there}{near}",
                 hint="To list the runs: trajreplay info",
                 run_id=run_id,
             )
         return run_id
+
+    def check_attempts(self, run_id: str, attempts: Iterable[int]) -> None:
+        """Refuse attempts that a run does not have.
+
+        Raises:
+            QueryError: The lake has no such run, or the run no such attempt.
+        """
+        there = self.runs[self.check_run(run_id)]
+        absent = [one for one in attempts if one not in there]
+        if absent:
+            raise QueryError(
+                f"run {run_id!r} has no attempt {', '.join(map(str, absent))}, expected some of "
+                f"{', '.join(map(str, there))}",
+                hint="To list the attempts of each run: trajreplay info",
+                run_id=run_id,
+            )
 
     def only_run(self) -> str:
         """The run of a lake that has one.

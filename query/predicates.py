@@ -51,7 +51,7 @@ def matching_rows(visible: Visible, where: str) -> Matches:
         except duckdb.Error as error:
             name = missing_name(error)
             if name is None or visible.errors:
-                raise translated(error, visible, where, statement=False) from error
+                raise translated(error, visible.errors, where, statement=False) from error
             missing.append(name)
     if len(missing) == 2:
         raise unknown_column(missing[-1], "rollouts, steps")

@@ -15,10 +15,11 @@ from trajreplay.query.connection import (
     TIME_LIMIT_S,
     Run,
     connect,
+    connect_empty,
     interruptible,
     interrupts_heard,
 )
-from trajreplay.query.sql_errors import check_statement, translated
+from trajreplay.query.sql_errors import TABLES_BY_NAME, check_statement, translated
 from trajreplay.query.sql_types import refuse_for_polars, refuse_types, refuse_values
 from trajreplay.query.visible import Visible
 from trajreplay.schema.errors import QueryError
@@ -188,7 +189,7 @@ class SqlQuery:
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             if getattr(error, "errno", None) and not visible.errors:
                 raise  # a file that the caller had open, not one of the lake
-            raise translated(error, visible, self.text) from error
+            raise translated(error, visible.errors, self.text) from error
 
 
 def _batches(run: Run, rows: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
@@ -205,17 +206,28 @@ def check_sql(text: str, where: str) -> None:
         where: Where it stands, which a refusal begins with.
 
     Raises:
-        QueryError: It is no SQL, or not one SELECT.
+        QueryError: It is no SQL, not one SELECT, reads more than the tables of a lake, or names a
+            table, column or function that there is not.
 
     >>> check_sql("SELECT count(*) FROM steps", "policy.toml")
     """
     import duckdb
 
-    with duckdb.connect() as connection:
+    with connect_empty(None) as connection:
+        for name, table in TABLES_BY_NAME.items():
+            connection.register(name, table.arrow.empty_table())
         try:
             check_statement(connection, text)
+            connection.sql(_BOUND, params=[text])  # bound, and not run
+        except duckdb.Error as error:
+            raise _at(where, translated(error, (), text)) from error
         except QueryError as error:
-            raise QueryError(f"{where}: {error.message}", hint=error.hint) from error
+            raise _at(where, error) from error
+
+
+def _at(where: str, error: Exception) -> Exception:
+    assert isinstance(error, QueryError)
+    return QueryError(f"{where}: {error.message}", hint=error.hint, **error.facts)
 
 
 def run_sql(catalog: Catalog, text: str, **options: Any) -> SqlResult:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from trajreplay.query.samples import SAMPLES
-from trajreplay.query.visible import Visible
 from trajreplay.schema.errors import DatasetError, QueryError
 from trajreplay.schema.tables import TABLES
 
 if TYPE_CHECKING:
     import duckdb
 
-_TABLES = TABLES | {SAMPLES.name: SAMPLES}
-TABLE_NAMES = tuple(_TABLES)
+TABLES_BY_NAME = TABLES | {SAMPLES.name: SAMPLES}
+TABLE_NAMES = tuple(TABLES_BY_NAME)
 _HINTS = {
     "EXPLAIN": "To see the plan: trajreplay sql --explain with the statement alone.",
     "MULTI": "PIVOT needs its values here: PIVOT ... ON column IN ('a', 'b').",
@@ -86,20 +86,20 @@ def check_text(text: str) -> None:
 
 
 def translated(
-    error: Exception, visible: Visible, text: str, *, statement: bool = True
+    error: Exception, scan: Sequence[Exception], text: str, *, statement: bool = True
 ) -> Exception:
     """The error to raise for one of DuckDB's: that of the scan beneath it, if there was one.
 
     Args:
         error: What DuckDB raised.
-        visible: What was read.
+        scan: What went wrong beneath it, where the lake was read.
         text: The statement or expression.
         statement: Whether it is a statement, which may name tables.
     """
     import duckdb
 
-    if visible.errors:
-        return _of_lake(visible.errors[0])
+    if scan:
+        return _of_lake(scan[0])
     message = _message(error)
     for start, (instead, hint) in _LIMITS.items():
         if message.startswith(start):
@@ -146,7 +146,7 @@ def _list_hint(message: str, text: str, *, statement: bool) -> str:
 
 
 def _is_list(name: str) -> bool:
-    return any(table[name].is_list for table in _TABLES.values() if name in table)
+    return any(table[name].is_list for table in TABLES_BY_NAME.values() if name in table)
 
 
 def missing_name(error: Exception) -> str | None:
@@ -166,7 +166,7 @@ def _mentioned(text: str) -> list[str]:
 def _columns(text: str) -> list[str]:
     """The columns of the tables that a text mentions, each once; of all if it mentions none."""
     tables = _mentioned(text) or TABLE_NAMES
-    return list(dict.fromkeys(column for table in tables for column in _TABLES[table].names))
+    return list(dict.fromkeys(column for table in tables for column in TABLES_BY_NAME[table].names))
 
 
 def unknown_column(name: str, text: str) -> QueryError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -91,3 +92,13 @@ def listed(problems: Iterable[str], limit: int = 10) -> str:
     shown = "\n  ".join(found[:limit])
     more = f"\n  and {len(found) - limit} more" if len(found) > limit else ""
     return shown + more
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message about a name that there is not: the nearest of those there are.
+
+    >>> did_you_mean("replya", ["replay", "info"]), did_you_mean("x", ["replay"])
+    ("; did you mean 'replay'?", '')
+    """
+    near = difflib.get_close_matches(name, list(known), n=3)
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""

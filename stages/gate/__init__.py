@@ -1,5 +1,6 @@
 """A run held against a policy: checks that fail closed, and one verdict."""
 
+from trajreplay.stages.gate.beforehand import check_meetable
 from trajreplay.stages.gate.check import Check
 from trajreplay.stages.gate.checks import CHECKS
 from trajreplay.stages.gate.judge import gate
@@ -17,6 +18,7 @@ __all__ = [
     "GateVerdict",
     "Policy",
     "SqlCheck",
+    "check_meetable",
     "gate",
     "load_gate_policy",
 ]

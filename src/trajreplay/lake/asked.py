@@ -75,6 +75,26 @@ class Asked(Opened):
 
         return info(self._catalog, run, progress=progress)
 
+    def attempts(
+        self,
+        run: str | None = None,
+        *,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> pyarrow.Table:
+        """One row an attempt, also of one that captured nothing: what it holds, and how whole.
+
+        Args:
+            run: Only this run.
+            progress: Called with the capture sets done and all of them.
+
+        Raises:
+            QueryError: There is no such run.
+            DatasetError: The lake cannot be listed.
+        """
+        from trajreplay.query import attempts
+
+        return attempts(self._catalog, run, progress=progress)
+
     def inspect(
         self,
         rollout_id: int,

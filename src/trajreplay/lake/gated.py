@@ -41,16 +41,20 @@ class Gated(Opened):
             recorded fails its check; it is no error.
 
         Raises:
-            QueryError: The policy is malformed, or no run or attempt is named.
+            QueryError: The policy is malformed, or no run or attempt is named, or one that the lake
+                has no record of.
             CaptureError: Files that this lake was made for were refused.
         """
         from trajreplay.stages.gate import Policy, gate, load_gate_policy
 
         held = policy if isinstance(policy, Policy) else load_gate_policy(policy)
+        catalog = self._whole_catalog
+        run = catalog.only_run() if run is None else run
+        catalog.check_attempts(run, attempts)
         return gate(
-            self._whole_catalog,
+            catalog,
             held,
-            self._catalog.only_run() if run is None else run,
+            run,
             attempts,
             command_exit=command_exit,
             command_signal=command_signal,
