@@ -25,7 +25,7 @@ class Flat:
         dtype: Name of the dtype that the producer held.
         lengths: Values of each row; None for a packed tensor, which does not say.
         valid: False where a row has no values at all; None if every row has.
-        fresh: Whether the values are a copy already, which nobody else can change.
+        fresh: Whether the values are a copy already, or such as nobody else can change.
     """
 
     values: Array
@@ -59,15 +59,26 @@ def flatten(name: str, values: Any) -> Flat:
 def _by_shape(name: str, values: Any, shape: tuple[int, ...]) -> Flat:
     """One dimension is packed; two are rows of equal length."""
     flat, dtype = _bits(values)
+    lasting = _never_changes(values)
     if len(shape) == 1:
-        return Flat(flat, dtype)
+        return Flat(flat, dtype, fresh=lasting)
     if len(shape) == 2:
-        return Flat(flat.reshape(-1), dtype, np.full(shape[0], shape[1], np.int64))
+        lengths = np.full(shape[0], shape[1], np.int64)
+        return Flat(flat.reshape(-1), dtype, lengths, fresh=lasting)
     raise CaptureError(
         f"{name} has {len(shape)} dimensions, expected 1 (packed) or 2 (one row a sample)",
         hint="Give one packed tensor of all samples, or a list with one per sample.",
         column=name,
     )
+
+
+def _never_changes(values: Any) -> bool:
+    """Whether values lie in an object of bytes, which nobody can change."""
+    base = values
+    while isinstance(base, np.ndarray):
+        base = base.base
+    held = base.obj if isinstance(base, memoryview) else base
+    return type(held) is bytes and bool(values.flags.aligned)
 
 
 def _torch_of(values: Sequence[Any]) -> list[tuple[Any, tuple[int, ...]]] | None:

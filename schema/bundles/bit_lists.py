@@ -28,9 +28,8 @@ def without_bit_lists(data: bytes, name: str) -> tuple[bytes, dict[str, Bits]]:
         before. Lists of anything else stay where they are.
     """
     label = b'"%s"' % name.encode()
-    pieces: list[bytes] = []
-    lists: list[bytes] = []
-    done = 0
+    places: list[tuple[int, int]] = []
+    texts: list[bytes] = []
     place = data.find(label)
     while place >= 0:
         ahead = place + len(label)
@@ -40,43 +39,61 @@ def without_bit_lists(data: bytes, name: str) -> tuple[bytes, dict[str, Bits]]:
             stop = data.find(b"]", begins.end())
             if stop < 0:
                 break
-            digits = _digits(data[begins.end() : stop].rstrip(_SPACE))
+            places.append((begins.start(1), stop + 1))
+            texts.append(data[begins.end() : stop].rstrip(_SPACE))
             ahead = stop  # whatever it holds, so that each byte is looked at once
-            if digits is not None:
-                pieces.append(data[done : begins.start(1)])
-                lists.append(digits)
-                done = stop + 1
         place = data.find(label, ahead)
+    return _replaced(data, places, _arrays(texts))
+
+
+def _replaced(
+    data: bytes, places: list[tuple[int, int]], arrays: list[Bits | None]
+) -> tuple[bytes, dict[str, Bits]]:
+    """A text with words in the places of the lists that became arrays, and these by word."""
     word = secrets.token_hex(16)
-    keys = [f"{word}-{number}" for number in range(len(lists))]
-    text = b"".join(b'%s"%s"' % pair for pair in zip(pieces, map(str.encode, keys), strict=True))
-    return text + data[done:], dict(zip(keys, _arrays(lists), strict=True))
+    lists: dict[str, Bits] = {}
+    pieces: list[bytes] = []
+    done = 0
+    for (start, stop), array in zip(places, arrays, strict=True):
+        if array is not None:
+            key = f"{word}-{len(lists)}"
+            lists[key] = array
+            pieces += (data[done:start], b'"%s"' % key.encode())
+            done = stop
+    return b"".join((*pieces, data[done:])), lists
 
 
-def _arrays(lists: list[bytes]) -> list[Bits]:
-    """The numbers of lists of digits, which differ in their last bit."""
-    values = np.frombuffer(b"".join(lists), np.uint8) & np.uint8(1)
-    ends = list(itertools.accumulate(map(len, lists), initial=0))
-    return [values[start:stop] for start, stop in itertools.pairwise(ends)]
+def _arrays(texts: list[bytes]) -> list[Bits | None]:
+    """The numbers of lists without their brackets; None for one that holds anything else."""
+    between = next((found[1] for one in texts if (found := _BETWEEN.match(one))), b",")
+    together = _digits_spaced(between.join([*texts, b""]), between)
+    if together is None:
+        found = map(_digits_of_any_spacing, texts)
+        return [None if one is None else np.frombuffer(one, np.uint8) & 1 for one in found]
+    # Every list is whole in itself: it ends with a digit, since a separator follows it.
+    ends = itertools.accumulate(
+        ((len(one) + len(between)) // (1 + len(between)) for one in texts), initial=0
+    )
+    return [together[start:stop] for start, stop in itertools.pairwise(ends)]
 
 
-def _digits(text: bytes) -> bytes | None:
-    """The digits of a list without its brackets, if each is 0 or 1."""
-    between = _BETWEEN.match(text)
-    if between is None:
-        return text if len(text) == 1 else None
-    digits = text[:: 1 + len(between[1])]
-    size = 1 << (len(digits) - 1).bit_length()
-    whole = len(text) == len(digits) + len(between[1]) * (len(digits) - 1)
-    if whole and _ones(between[1], size).startswith(text.replace(b"0", b"1")):
-        return digits
-    return _digits_of_any_spacing(text)
+def _digits_spaced(text: bytes, between: bytes) -> Bits | None:
+    """The digits of a text in which each is 0 or 1 and followed by the same separator."""
+    step = 1 + len(between)
+    count, rest = divmod(len(text), step)
+    if rest:
+        return None
+    differs = np.frombuffer(text, np.uint8) ^ np.frombuffer(_zeros(between, count), np.uint8)
+    digits = differs[::step].copy()
+    differs[::step] = 0
+    plain = not len(text) or (digits.max() <= 1 and not differs.max())
+    return digits if plain else None
 
 
 @lru_cache(maxsize=1)
-def _ones(between: bytes, count: int) -> bytes:
-    """As many ones, as one writer spaces them: the lists of a file are written alike."""
-    return between.join([b"1"] * count)
+def _zeros(between: bytes, count: int) -> bytes:
+    """As many zeros, as one writer spaces them: the lists of a file are written alike."""
+    return (b"0" + between) * count
 
 
 def _digits_of_any_spacing(text: bytes) -> bytes | None:

@@ -15,8 +15,8 @@ _NEWEST = 45  # version of the format, from which on there are large files
 _MAX_MEMBERS = 4096
 
 
-def plain_members(data: bytes) -> dict[str, bytes] | None:
-    """The members of an archive by name, each stored as it is, whole and once.
+def plain_members(data: bytes) -> dict[str, memoryview] | None:
+    """The members of an archive by name, each stored as it is, whole and once: parts of its bytes.
 
     None for an archive that is anything else: compressed, damaged, of more than 4 GiB, with a
     comment or with members that overlap. Whether that is an error is not decided here.
@@ -34,23 +34,22 @@ def plain_members(data: bytes) -> dict[str, bytes] | None:
     between = data[stop : len(data) - _END.size]
     if between and not _repeats(between, count, size, start):
         return None
-    found: dict[str, bytes] = {}
+    found: dict[str, memoryview] = {}
+    whole = memoryview(data)
     at, free = start, 0
     for _ in range(count):
         if at + _ENTRY.size > len(data):
             return None
         entry = _ENTRY.unpack_from(data, at)
-        name = data[at + _ENTRY.size : at + _ENTRY.size + entry[10]]
-        member = _member(data, start, entry, name, free)
-        if member is None:
+        label = data[at + _ENTRY.size : at + _ENTRY.size + entry[10]]
+        member = _member(data, start, entry, label, free)
+        if member is None or not label.isascii():
             return None
         begins, free = member
-        content = data[begins:free]
-        if not name.isascii() or not name.decode().isprintable() or name.decode() in found:
+        name, content = label.decode(), whole[begins:free]
+        if name in found or not name.isprintable() or zlib.crc32(content) != entry[7]:
             return None
-        if zlib.crc32(content) != entry[7]:
-            return None
-        found[name.decode()] = content
+        found[name] = content
         at += _ENTRY.size + entry[10] + entry[11] + entry[12]
     return found if at == stop else None
 

@@ -98,7 +98,7 @@ class Maker:
             path=self._where,
         )
 
-    def storage(self, of: Global, data: bytes, size: Any) -> Storage:
+    def storage(self, of: Global, data: bytes | memoryview, size: Any) -> Storage:
         """The values of a storage of a class of torch."""
         code, dtype = STORAGES[of.name]
         if type(size) is not int or len(data) != size * np.dtype(code).itemsize:

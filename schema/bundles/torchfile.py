@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from trajreplay.schema.bundles.tensors import TensorValue
 from trajreplay.schema.bundles.unpickle import Unpickler
 from trajreplay.schema.errors import DatasetError
 
+_Content = bytes | memoryview
 _MAX_PICKLE_BYTES = 1 << 30
 _MAX_MEMBERS = 1_000_000
 _HEADER_BYTES = 30
@@ -44,7 +46,12 @@ def read_torch(data: bytes, where: str, *, allow_numpy: bool = False) -> Any:
 
 
 def _read(
-    members: dict[str, bytes], size: int, where: str, used: list[str], *, allow_numpy: bool = False
+    members: Mapping[str, _Content],
+    size: int,
+    where: str,
+    used: list[str],
+    *,
+    allow_numpy: bool = False,
 ) -> Any:
     """Read the members of a file of some size; the keys of the storages are added to `used`."""
     name = _pickle(members, where)
@@ -52,24 +59,24 @@ def _read(
     if len(members[name]) > _MAX_PICKLE_BYTES:
         raise _broken(where, "a pickle of more than 1 GiB")
 
-    def storage(key: str) -> bytes:
+    def storage(key: str) -> _Content:
         used.append(key)
         return members[f"{folder}data/{key}"]
 
-    found = Unpickler(where, storage, allow_numpy=allow_numpy).load(members[name])
+    found = Unpickler(where, storage, allow_numpy=allow_numpy).load(bytes(members[name]))
     if _values_of(found, _VALUES_PER_BYTE * size) > _VALUES_PER_BYTE * size:
         raise _broken(where, "the same values again and again: it unpacks to far more than it is")
     return found
 
 
-def _pickle(members: dict[str, bytes], where: str) -> str:
+def _pickle(members: Mapping[str, _Content], where: str) -> str:
     """The name of the one pickle of an archive."""
     pickles = [name for name in members if name.endswith("/data.pkl")]
     if len(pickles) != 1:
         raise _broken(where, f"{len(pickles)} pickles, expected one")
     order = members.get(f"{pickles[0].removesuffix('data.pkl')}byteorder", b"little")
     if order != b"little":
-        raise _broken(where, f"the byte order {order[:20]!r}, expected 'little'")
+        raise _broken(where, f"the byte order {bytes(order[:20])!r}, expected 'little'")
     return pickles[0]
 
 
@@ -81,7 +88,7 @@ def read_tensor(data: bytes, where: str) -> TensorValue:
     """
     members = _members(data, where)
     name = _pickle(members, where)
-    pickle, folder = members[name], name.removesuffix("data.pkl")
+    pickle, folder = bytes(members[name]), name.removesuffix("data.pkl")
     known = _known.get(pickle)
     content = members.get(f"{folder}data/{known.key}") if known else None
     if known is not None and content is not None and len(content) == known.size_bytes:
@@ -133,7 +140,7 @@ def _values_of(found: Any, limit: int) -> int:
     return total
 
 
-def _members(data: bytes, where: str) -> dict[str, bytes]:
+def _members(data: bytes, where: str) -> Mapping[str, _Content]:
     """The members of an archive by name."""
     if not data.startswith(b"PK\x03\x04"):
         kind = "a bare pickle" if data[:1] == b"\x80" else "no archive"

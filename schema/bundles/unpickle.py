@@ -40,7 +40,7 @@ class Unpickler:
     """
 
     def __init__(
-        self, where: str, storage: Callable[[str], bytes], *, allow_numpy: bool = False
+        self, where: str, storage: Callable[[str], bytes | memoryview], *, allow_numpy: bool = False
     ) -> None:
         self._make = Maker(where, allow_numpy=allow_numpy)
         self._storage = storage

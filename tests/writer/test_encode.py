@@ -199,3 +199,18 @@ def test_offsets_beyond_32_bits_do_not_overflow() -> None:
     column = type(column)(MASK, huge, np.array([row, row, 3]), None, "uint8")
     assert column.offsets[-1] == 2 * row + 3 > 2**31
     assert column.rows(2, 3).to_pylist() == [[1, 1, 1]]
+
+
+def test_values_in_bytes_are_not_copied_and_others_are() -> None:
+    content = np.arange(3, dtype="<f4").tobytes()
+    lengths = np.array([1, 2])
+    lasting = np.frombuffer(memoryview(content), "<f4")
+    assert np.shares_memory(encode_column(FLOATS, lasting, lengths).values, lasting)
+    changing = np.frombuffer(bytearray(content), "<f4")
+    locked = np.arange(3, dtype="<f4")[:]
+    locked.flags.writeable = False
+    odd = np.frombuffer(b"." + content, "<f4", offset=1)
+    for values in (changing, locked, changing[:], odd):
+        found = encode_column(FLOATS, values, lengths).values
+        assert not np.shares_memory(found, values)
+        assert found.tolist() == values.tolist()

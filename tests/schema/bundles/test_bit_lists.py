@@ -85,3 +85,42 @@ def test_each_byte_is_searched_once(first: str, end: bytes) -> None:
     """Minutes, were each label to look for the end of its list past the next."""
     whole = f'"{NAME}":[{first}'.encode() * 300_000 + end
     assert without_bit_lists(whole, NAME) == (whole, {})
+
+
+@given(st.lists(st.lists(st.integers(0, 1), min_size=1), min_size=2), st.data())
+def test_lists_of_one_text_may_be_spaced_differently(
+    lists: list[list[int]], data: st.DataObject
+) -> None:
+    texts = []
+    for bits in lists:
+        comma = data.draw(st.sampled_from([",", ", ", " ,", ",\n  "]))
+        texts.append(f'{{"{NAME}": [{comma.join(map(str, bits))}]}}')
+    whole = f'{{"samples": [{", ".join(texts)}]}}'.encode()
+    found = load_object(whole, "x", bits=NAME)["samples"]
+    assert [one[NAME].tolist() for one in found] == lists
+
+
+@pytest.mark.parametrize("odd", ["2", "0 1", "0,", "true", "-1", "0.0", "0,\v1", "0,0,1 0"])
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_list_of_something_else_keeps_its_text_and_the_others_are_read(odd: str, at: int) -> None:
+    lists = ["0, 1, 1", "1", "0, 0"]
+    lists[at] = odd
+    text = ",".join(f'{{"{NAME}": [{one}]}}' for one in lists).encode()
+    left, found = without_bit_lists(text, NAME)
+    assert f"[{odd}]".encode() in left
+    assert [one.tolist() for one in found.values()] == [
+        [int(bit) for bit in one.split(", ")] for one in lists if one != odd
+    ]
+
+
+@given(VALUES, st.sampled_from([(", ", ": "), (",", ":"), (",", " :"), (",", "\n: ")]))
+def test_a_key_that_is_there_twice_is_refused_wherever_it_is(
+    value: Any, separators: tuple[str, str]
+) -> None:
+    inner = json.dumps({"a": value}, separators=separators)
+    twice = f"{inner[:-1]},{inner[1:]}"
+    for text in (twice, f'{{"b":[0,{twice}]}}', f'{{"b":[[{twice}]], "c": "\\":"}}'):
+        with pytest.raises(DatasetError, match="the same key twice"):
+            load_object(text.encode(), "x")
+        with pytest.raises(DatasetError, match="the same key twice"):
+            load_object(text.encode(), "x", bits=NAME)
