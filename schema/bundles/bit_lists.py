@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 Bits = npt.NDArray[np.uint8]
+_LAST = np.uint8(1)  # the bit in which the digits differ
 _SPACE = b" \t\r\n"  # no other is one to JSON
 _BEGINS = re.compile(rb"[%s]*:[%s]*(\[)[%s]*(?=[01])" % ((_SPACE,) * 3))
 _BETWEEN = re.compile(rb"[01]([%s]*,[%s]*)[01]" % ((_SPACE,) * 2))
@@ -68,8 +69,8 @@ def _arrays(texts: list[bytes]) -> list[Bits | None]:
     between = next((found[1] for one in texts if (found := _BETWEEN.match(one))), b",")
     together = _digits_spaced(between.join([*texts, b""]), between)
     if together is None:
-        found = map(_digits_of_any_spacing, texts)
-        return [None if one is None else np.frombuffer(one, np.uint8) & 1 for one in found]
+        digits = map(_digits_of_any_spacing, texts)
+        return [None if one is None else np.frombuffer(one, np.uint8) & _LAST for one in digits]
     # Every list is whole in itself: it ends with a digit, since a separator follows it.
     ends = itertools.accumulate(
         ((len(one) + len(between)) // (1 + len(between)) for one in texts), initial=0
