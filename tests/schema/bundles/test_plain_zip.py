@@ -17,7 +17,7 @@ def saved(values: int = 5) -> bytes:
     return file.getvalue()
 
 
-def read(data: bytes) -> dict[str, bytes] | None:
+def members(data: bytes) -> dict[str, bytes] | None:
     found = plain_members(data)
     return None if found is None else {name: bytes(one) for name, one in found.items()}
 
@@ -38,12 +38,12 @@ def archive(**options: int) -> bytes:
 @pytest.mark.parametrize("values", [0, 1, 1000])
 def test_what_torch_saves_is_read(values: int) -> None:
     data = saved(values)
-    assert read(data) == by_zipfile(data)
+    assert members(data) == by_zipfile(data)
 
 
 def test_what_zipfile_stores_is_read() -> None:
     data = archive(compression=zipfile.ZIP_STORED)
-    assert read(data) == {"a/data.pkl": b"abc", "a/data/0": b"d" * 100}
+    assert members(data) == {"a/data.pkl": b"abc", "a/data/0": b"d" * 100}
 
 
 def test_what_is_unusual_is_left_to_zipfile() -> None:
@@ -77,7 +77,7 @@ def test_a_damaged_archive_is_read_as_zipfile_reads_it_or_not_at_all(seed: int) 
         data = bytearray(whole)
         for _ in range(chance.choice((1, 1, 2, 4))):
             data[chance.randrange(len(data))] = chance.randrange(256)
-        found = read(bytes(data))
+        found = members(bytes(data))
         if found is not None:
             read += 1
             assert found == by_zipfile(bytes(data))
