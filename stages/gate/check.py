@@ -41,17 +41,20 @@ class Parameter:
         name: Its key in the policy.
         doc: What it is.
         kind: `number`, `share` (0 to 1), `count` (from 1 on), `flag`, `text`, `steps` (so many, by
-            name, or all), or what else is allowed.
+            name, or all), `list` (of what is allowed), or what else is allowed.
         allowed: The values it may have, if they can be listed.
     """
 
     name: str
     doc: str
-    kind: Literal["number", "share", "count", "flag", "text", "steps", "any"]
+    kind: Literal["number", "share", "count", "flag", "text", "steps", "list", "any"]
     allowed: tuple[str, ...] = ()
 
     def problem(self, value: Any) -> str:
         """What was expected instead; empty if the value is right."""
+        if self.kind == "list":
+            right = isinstance(value, list) and value and all(x in self.allowed for x in value)
+            return "" if right else f"a list of {', '.join(self.allowed)}"
         if self.allowed:
             return "" if value in self.allowed else f"one of {', '.join(self.allowed)}"
         if self.kind == "count":

@@ -10,6 +10,7 @@ from trajreplay.schema.errors import TrajReplayError
 from trajreplay.stages.gate.captured import MISMATCH, MISMATCH_ANY_VERSION
 from trajreplay.stages.gate.check import Check, Judged, Parameter
 from trajreplay.stages.gate.evidence import Evidence
+from trajreplay.stages.gate.of_experts import judge_route_agreement
 from trajreplay.stages.gate.of_lake import judge_captures, judge_replay
 from trajreplay.stages.gate.of_mismatch import (
     judge_delta_fraction,
@@ -163,6 +164,31 @@ CHECKS = (
                 "until", "Last second since 1970, if before the next attempt's start.", "number"
             ),
         ),
+    ),
+    Check(
+        "route_agreement",
+        "routes",
+        "The experts that the trainer chose, where they were captured, are the sampler's.",
+        judge_route_agreement,
+        (
+            Parameter(
+                "at_least", "Share of the routes that have to be; all unless stated.", "share"
+            ),
+            Parameter(
+                "max_fallback_share",
+                "Share of rows without a route on a side; that of routes unless stated.",
+                "share",
+            ),
+            Parameter(
+                "stages", "Stages that replay; those of routes unless stated.", "list", STAGES
+            ),
+            Parameter(
+                "chosen",
+                "Whether choices of some steps and samples alone are enough.",
+                "flag",
+            ),
+        ),
+        of="step",
     ),
     Check(
         "captures",

@@ -57,10 +57,11 @@ def gate(
         command_signal=command_signal,
         reads=sources(policy),
     )
+    wanted = {*policy.checks, *unasked(found, policy)}
     made = [
         CheckVerdict.of(check.name, check.phase, judged(check, found, policy), check.unit)
         for check in CHECKS
-        if check.name in policy.checks or check.name in unasked(found, policy)
+        if check.name in wanted
     ]
     made += [
         CheckVerdict.of(f"sql:{one.name}", "sql", judged_sql(one, found)) for one in policy.sql

@@ -15,7 +15,7 @@ from trajreplay.stages.gate.checks import CHECKS, CHECKS_BY_NAME, judged, source
 from trajreplay.stages.gate.evidence import Evidence
 from trajreplay.stages.gate.gathering import gather
 from trajreplay.stages.gate.heartbeats import Values
-from trajreplay.stages.gate.of_run import misfit
+from trajreplay.stages.gate.of_run import unasked
 from trajreplay.stages.gate.order import numbered
 from trajreplay.stages.gate.policy import Policy, checked
 from trajreplay.stages.gate.verdict import CheckVerdict, in_order
@@ -69,9 +69,12 @@ class CohortGate:
             for check in self._checks
             if check.of in (kind, "any")
         ]
-        if misfit(found, self.policy):  # what is left of it says nothing
-            of = CHECKS_BY_NAME["attempt"]
-            made.append(CheckVerdict.of(of.name, of.phase, judged(of, found, self.policy), of.unit))
+        named = {one.check for one in made}
+        more = [CHECKS_BY_NAME[one] for one in unasked(found, self.policy) if one not in named]
+        made += [
+            CheckVerdict.of(of.name, of.phase, judged(of, found, self.policy), of.unit)
+            for of in more
+        ]
         return in_order(made)
 
     def _judged(self, check: Check, found: Evidence, cohort: Cohort, one: CohortReport) -> Judged:

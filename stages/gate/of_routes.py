@@ -12,6 +12,7 @@ from trajreplay.schema.bundles.r3 import read_trace_folder
 from trajreplay.schema.errors import listed
 from trajreplay.stages.gate.check import Judged, Parameters
 from trajreplay.stages.gate.evidence import Evidence
+from trajreplay.stages.gate.of_experts import holds_experts
 from trajreplay.stages.gate.policy import GATE_KEYS, Policy
 from trajreplay.stages.gate.verdict import NAMED
 
@@ -61,7 +62,10 @@ def judge_routes(found: Evidence, policy: Policy, given: Parameters) -> Judged:
             silent.append(f"step {found.names(untraced)} of attempt {attempt}, not traced")
     if wanted is not None and (reason := _too_few(found, traced, passes, wanted)):
         return Judged(False, value, bound, reason)
-    return Judged(True, value, bound, f"says nothing of {'; '.join(silent)}" if silent else "")
+    told = [f"says nothing of {'; '.join(silent)}"] if silent else []
+    if not holds_experts(found, policy):
+        told.append("no choices of experts are captured")
+    return Judged(True, value, bound, "; ".join(told))
 
 
 def _unstated(given: Parameters) -> str:

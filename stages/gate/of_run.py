@@ -10,6 +10,8 @@ from trajreplay.schema.events import ENDED_CLEAN
 from trajreplay.stages.gate.check import Judged, Parameters
 from trajreplay.stages.gate.evidence import Evidence
 from trajreplay.stages.gate.heartbeats import number_of
+from trajreplay.stages.gate.of_experts import NAME as AGREEMENT
+from trajreplay.stages.gate.of_experts import holds_experts
 from trajreplay.stages.gate.policy import Policy
 from trajreplay.stages.gate.telling import how_to_record
 
@@ -57,7 +59,12 @@ def misfit(found: Evidence, policy: Policy) -> str:
 def unasked(found: Evidence, policy: Policy) -> tuple[str, ...]:
     """The checks that are made whether or not a policy names them, since nothing holds with it."""
     failed = found.command_signal is not None or found.command_exit not in (None, 0)
-    found_out = {"command": failed, "attempt": bool(misfit(found, policy))}
+    replayed = "routes" in policy.checks and holds_experts(found, policy)
+    found_out = {
+        "command": failed,
+        "attempt": bool(misfit(found, policy)),
+        AGREEMENT: replayed,
+    }
     return tuple(name for name, fails in found_out.items() if fails)
 
 
