@@ -169,7 +169,7 @@ def _made(block: Block, way: Way) -> tuple[dict[str, Tensor], dict[str, dict[str
     """The columns and, by stage, scalars that the stages of one cohort give, in turn."""
     raw, scored = raw_rewards(block), block.settings.reward
     reward = Processed(block, raw).values.float().double()
-    kl = computed_kl(block)[1].float().double()
+    kl = computed_kl(block).values.float().double()
     replaced = {"reward": reward, "kl": kl}
     found = {name: one.float().double() for name, one in estimated(block, replaced).items()}
     if scored.weights:

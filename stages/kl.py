@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,22 +17,37 @@ from trajreplay.stages.kernels import approx_kl_error, half_ulp
 
 def replay_advantage_kl(block: Block) -> None:
     """Recompute the KL of policy against reference token by token."""
-    inputs, recomputed, compare = computed_kl(block)
-    compared = compare()
+    found = computed_kl(block)
+    compared = found.compare()
     if compared.disagree is not None:
         recorded = block.packed.tokens("kl")
-        block.chained["kl"] = torch.where(compared.disagree, recomputed, recorded)
-    block.record("advantage.kl", compared.looks, inputs=inputs, outputs=("kl",), noun="tokens")
+        block.chained["kl"] = torch.where(compared.disagree, found.values, recorded)
+    block.record(
+        "advantage.kl", compared.looks, inputs=found.inputs, outputs=("kl",), noun="tokens"
+    )
 
 
-def computed_kl(block: Block) -> tuple[tuple[str, ...], Tensor, Callable[[], Compared]]:
-    """The columns that the KL is made of, the KL of each token, and how the recorded ones compare.
+@dataclass(frozen=True)
+class ComputedKl:
+    """The KL of each token as it should be.
 
-    Returns:
-        Names, (N,) float64, and what makes the comparison.
+    Args:
+        inputs: The columns that it is made of.
+        values: (N,) float64.
+        compare: Holds the recorded ones against it.
+        evaluated: (N,) float64. From a dtype to the bits that it has by the arithmetic of that.
     """
+
+    inputs: tuple[str, ...]
+    values: Tensor
+    compare: Callable[[], Compared]
+    evaluated: Callable[[torch.dtype], Tensor]
+
+
+def computed_kl(block: Block) -> ComputedKl:
+    """Recompute the KL of policy against reference token by token."""
     settings, kernel = block.settings.kl, block.kernel("advantage.kl")
-    dtype = block.dtypes.get("kl", "float32")
+    own_dtype = block.dtypes.get("kl", "float32")
     if settings.coef == 0 and kernel is None:
         inputs: tuple[str, ...] = ()
         recomputed = torch.zeros_like(block.packed.tokens("kl"))
@@ -39,26 +55,24 @@ def computed_kl(block: Block) -> tuple[tuple[str, ...], Tensor, Callable[[], Com
         def slack(tokens: Tensor) -> Tensor:
             return torch.zeros(len(tokens)).double()
 
-        def in_float32() -> Tensor:
+        def in_dtype(dtype: torch.dtype) -> Tensor:
             return recomputed
     else:
         inputs = (LOG_PROB_SOURCES[settings.policy_source], "ref_log_probs")
         policy, reference = (block.packed.tokens(name) for name in inputs)
-        if kernel is None:
-            recomputed = kl_tokens(settings, policy, reference)
-        else:
-            recomputed = kernel.kl(block.settings, policy, reference)
 
-        def in_float32() -> Tensor:
+        def in_dtype(dtype: torch.dtype) -> Tensor:
             if kernel is not None:
-                return kernel.kl(block.settings, policy.float(), reference.float())
-            return kl_tokens(settings, policy.float(), reference.float())
+                return kernel.kl(block.settings, policy.to(dtype), reference.to(dtype))
+            return kl_tokens(settings, policy.to(dtype), reference.to(dtype))
+
+        recomputed = in_dtype(torch.float64)
 
         def slack(tokens: Tensor) -> Tensor:
             mine, theirs = policy[tokens], reference[tokens]
-            rounding = half_ulp(recomputed[tokens], dtype)
+            rounding = half_ulp(recomputed[tokens], own_dtype)
             if kernel is not None:
-                return rounding + evaluation_slack(recomputed, in_float32())[tokens]
+                return rounding + evaluation_slack(recomputed, in_dtype(torch.float32))[tokens]
             if is_plain("advantage.kl", block.settings):
                 estimator = "k3" if settings.estimator == "low_var_kl" else settings.estimator
                 return rounding + approx_kl_error(
@@ -66,6 +80,9 @@ def computed_kl(block: Block) -> tuple[tuple[str, ...], Tensor, Callable[[], Com
                 )
             rounded = kl_tokens(settings, mine.float(), theirs.float())
             return rounding + evaluation_slack(recomputed[tokens], rounded)
+
+    def evaluated(dtype: torch.dtype) -> Tensor:
+        return block.as_recorded("kl", in_dtype(dtype))
 
     def compare() -> Compared:
         return compare_elements(
@@ -77,7 +94,7 @@ def computed_kl(block: Block) -> tuple[tuple[str, ...], Tensor, Callable[[], Com
             describe=lambda one, old, new: block.token_divergence("kl", one, old, new),
             ranks=block.ranks_of_tokens,
             active=block.active,
-            exact=block.as_recorded("kl", in_float32()) if block.exact else None,
+            exact=evaluated(torch.float32) if block.exact else None,
         )
 
-    return inputs, recomputed, compare
+    return ComputedKl(inputs, recomputed, compare, evaluated)

@@ -25,6 +25,7 @@ from trajreplay.stages.outputs import (
     recorded_outputs,
     sample_values,
 )
+from trajreplay.stages.plain_sums import PlainLosses
 from trajreplay.stages.report import Divergence, Finding
 from trajreplay.stages.sample_losses import SampleLosses
 from trajreplay.stages.token_losses import token_reads
@@ -152,7 +153,7 @@ def summed_scalars(block: Block, one: Recorded, losses: SampleLosses) -> Iterato
     def least() -> float:
         return least_wrong(block.settings.loss, losses, name, one.samples, by_batch=by_batch)
 
-    narrow = _in_float32(losses, one, divisor) if block.exact else (None, None)
+    narrow = plain_scalar(losses, one, losses.float32) if block.exact else (None, None)
     value = output.scale * (total / divisor + apart)
     pairs = [(name, output.value, value, weight, narrow[0])]
     if output.numerator is not None and name not in losses.of_batches:
@@ -182,15 +183,20 @@ def summed_scalars(block: Block, one: Recorded, losses: SampleLosses) -> Iterato
         )
 
 
-def _in_float32(losses: SampleLosses, one: Recorded, divisor: float) -> tuple[float, float]:
-    """The bits of a scalar and of its numerator in float32; NaN where none are of samples."""
+def plain_scalar(losses: SampleLosses, one: Recorded, plain: PlainLosses) -> tuple[float, float]:
+    """The bits of a scalar over several samples and of its numerator in one dtype and order.
+
+    NaN where samples have no part of it.
+    """
     output, name = one.output, one.output.field
     if name in losses.of_batches or losses.apart(one):
         return torch.nan, torch.nan
-    by_batch = losses.aggregates.of(name).by_batch(output)
+    denominators = losses.aggregates.of(name)
+    by_batch = denominators.by_batch(output)
     shares = losses.aggregates.shares(name) if by_batch else None
-    total = losses.float32.total(name, one.samples, shares)
-    return losses.float32.scaled(total, output.scale, divisor), total
+    total = plain.total(name, one.samples, shares)
+    divisor = denominators.divisor(output, one.samples)
+    return plain.scaled(total, output.scale, divisor), float(total)
 
 
 def _compare_sum(block: Block, one: Recorded, losses: SampleLosses) -> Look:

@@ -100,12 +100,12 @@ class Processed:
             slack=self._slack,
             describe=lambda one, old, new: self._block.sample_divergence("reward", one, old, new),
             ranks=self._block.ranks_of_samples,
-            exact=self._in_float32() if self._block.exact else None,
+            exact=self.evaluated() if self._block.exact else None,
         )
 
-    def _in_float32(self) -> Tensor:
-        """(S,) float64. The bits that the recorded rewards would have."""
-        return self._block.as_recorded("reward", _processed(self._block, self._raw.float()))
+    def evaluated(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """(S,) float64. The bits that rewards by the arithmetic of a dtype would have."""
+        return self._block.as_recorded("reward", _processed(self._block, self._raw.to(dtype)))
 
     def with_echoes(self, looks: list[Look]) -> list[Look]:
         """The looks, and with them those at what was recorded beside the column."""
@@ -118,7 +118,7 @@ class Processed:
             self._tolerance,
             self.values,
             self._slack,
-            self._in_float32() if self._block.exact else None,
+            self.evaluated() if self._block.exact else None,
         )
         return [look.merged(echo) for look, echo in zip(looks, echoes, strict=True)]
 

@@ -26,7 +26,7 @@ from trajreplay.stages.kernels import (
 from trajreplay.stages.kernels.sets import number_of_sets
 from trajreplay.stages.likelihood import NLL, Likelihood
 from trajreplay.stages.outputs import Recorded
-from trajreplay.stages.plain_sums import Float32Losses, plain_sums
+from trajreplay.stages.plain_sums import PlainLosses, plain_sums
 from trajreplay.stages.token_losses import TokenLosses
 
 
@@ -195,19 +195,29 @@ class SampleLosses:
         return self._summed[by_batch][1]
 
     @cached_property
-    def float32(self) -> Float32Losses:
+    def float32(self) -> PlainLosses:
         """The same in float32, summed in the order of tokens and samples."""
-        tokens = self.of_tokens.in_float32()
-        counts = self._divided(plain_sums(tokens.counted, self.offsets))
+        return self.plain(torch.float32)
+
+    def plain(self, dtype: torch.dtype, order: str = "as torch takes them") -> PlainLosses:
+        """The same by the arithmetic of a dtype, sums in float32 where that is narrower.
+
+        Args:
+            dtype: The dtype.
+            order: The order of the sums, one of `ORDERS`.
+        """
+        tokens = self.of_tokens.in_dtype(dtype)
+        wide = torch.promote_types(dtype, torch.float32)
+        counts = self._divided(plain_sums(tokens.counted, self.offsets, wide))
         if self._shared is not None:
-            counts = self._shared.float()
+            counts = self._shared.to(wide)
         means: dict[str, MaskedMean] = {}
         for name, values in tokens.terms.items():
             kept = torch.where(tokens.summed, values, 0.0)
-            numerator = plain_sums(kept, self.offsets)
+            numerator = plain_sums(kept, self.offsets, wide, order)
             means[name] = MaskedMean(numerator / counts, numerator, counts)
         means = self._with_loss(means)
-        return Float32Losses(means, {name: self.aggregates.by_mean(name) for name in means})
+        return PlainLosses(means, {name: self.aggregates.by_mean(name) for name in means}, order)
 
     def token_shares(self, name: str = "pg_loss") -> Tensor:
         """(N,) float64. What a term at a token adds to what its sample enters totals with."""
@@ -276,7 +286,7 @@ class SampleLosses:
         """How far each sample's mean may be off, by field."""
         if (plain := self.of_tokens.plain_errors()) is not None:
             return plain
-        tokens = self.of_tokens.in_float32()
+        tokens = self.of_tokens.in_dtype(torch.float32)
         if tokens.terms.keys() != self.tokens.terms.keys():
             found, expected = (", ".join(one.terms) for one in (tokens, self.tokens))
             raise StageError(f"{self._stage}: gives {found} in float32, expected {expected}")

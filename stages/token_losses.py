@@ -118,9 +118,9 @@ class TokenLosses:
             return None
         return undecided_terms(self._all.loss, self._given(self.columns))
 
-    def in_float32(self) -> PolicyTerms:
-        """The terms at each token in float32."""
-        narrow = {name: values.float() for name, values in self.columns.items()}
+    def in_dtype(self, dtype: torch.dtype) -> PolicyTerms:
+        """The terms at each token by the arithmetic of a dtype."""
+        narrow = {name: values.to(dtype) for name, values in self.columns.items()}
         return self._terms(self._between.with_old(narrow) if self._between else narrow, 0.0, 0.0)
 
     def plain_errors(self) -> dict[str, MeanError] | None:

@@ -74,8 +74,8 @@ def _columns(
         found = Processed(block, raw_rewards(block, replaced))
         return {"reward": (found.values, found.compare)}
     if stage == "advantage.kl":
-        _, values, compare = computed_kl(block)
-        return {"kl": (values, compare)}
+        kl = computed_kl(block)
+        return {"kl": (kl.values, kl.compare)}
     made = estimated(block, replaced)
 
     def compared(name: str) -> Compared:

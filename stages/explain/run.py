@@ -85,8 +85,9 @@ def explain(
     """
     faults = catalogue()
     report = replay(catalog, selection, memory_bytes=memory_bytes, progress=progress, **options)
-    explained = Explained(report, rounded=rounded_stages(report), not_loaded=not_loaded())
     whole = WholeCohorts(catalog, select(catalog, selection), memory_bytes=memory_bytes)
+    rounded = rounded_stages(report, whole.declaring, partial(_block, whole))
+    explained = Explained(report, rounded=rounded, not_loaded=not_loaded())
     by_place = {_place(one): one for one in report.cohorts}
     explained.explanations += _findings(report, "error", faults)
     searches = Searches(faults)

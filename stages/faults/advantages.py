@@ -17,6 +17,7 @@ from trajreplay.stages.faults.fault import (
     setting,
     under,
 )
+from trajreplay.stages.faults.precision import computing_dtypes, rounding_dtypes
 from trajreplay.stages.faults.solved import SHARES, solved, together
 from trajreplay.stages.variants import Variant
 
@@ -105,14 +106,30 @@ Stated = tuple[tuple[int, float], ...]
 
 
 def _rounded(block: Block) -> Iterable[Told]:
-    for dtype in (torch.bfloat16, torch.float16):
-        name = str(dtype).removeprefix("torch.")
+    there = [one for one in ("advantages", "returns") if held(block, one)]
+    recorded = [block.packed.tokens(one)[block.packed.mask] for one in there]
+    for dtype, name in computing_dtypes(torch.cat([torch.zeros(0), *recorded])):
+
+        def computed(
+            settings: Settings,
+            reward: Tensor,
+            mask: Tensor,
+            offsets: Tensor,
+            *rest: Tensor | None,
+            to: torch.dtype = dtype,
+        ) -> Made:
+            narrow = (one if one is None else one.to(to) for one in rest)
+            made = own_estimates(block, settings, (reward.to(to), mask, offsets, *narrow))
+            return made[0].to(reward.dtype), made[1].to(reward.dtype)
+
+        yield Told(wrong(computed), f"computed in {name}")
+    for dtype, name in rounding_dtypes():
 
         def result(settings: Settings, *given: Tensor, to: torch.dtype = dtype) -> Made:
             advantages, returns = own_estimates(block, settings, given)
             return advantages.to(to).to(advantages.dtype), returns.to(to).to(returns.dtype)
 
-        yield Told(wrong(result), name)
+        yield Told(wrong(result), f"rounded to {name}")
 
 
 def _estimators(block: Block) -> Iterable[Told]:
@@ -219,7 +236,7 @@ FAULTS = (
     fault(
         "precision",
         "advantages in reduced precision",
-        "advantages rounded to {}",
+        "advantages {}",
         "dtype in which advantages are kept",
         _rounded,
     ),

@@ -23,7 +23,7 @@ from trajreplay.stages.variants import Variant
 _UNBOUNDED = 1e30
 # Scalars that a bound moves, those that show it best first, and all of them.
 _CLIPPED = ("pg_loss", "loss")
-_MOVED = {*_CLIPPED, "pg_clipfrac"}
+_MOVED = (*_CLIPPED, "pg_clipfrac")
 # Bounds as people choose them.
 _EPSILONS = tuple(one for one in TWO_DIGITS if 1e-4 <= one <= 10.0)
 _DUALS = tuple(one for one in TWO_DIGITS if 1.0 < one <= 50.0)
@@ -44,8 +44,8 @@ def _bounded_by(low: float, high: float) -> Told:
 
 def _eps_solved(block: Block) -> Iterable[Told]:
     """Either bound, or one for both sides: the loss falls as a bound lets more through."""
-    misses = Misses(block, STAGE, _CLIPPED)
-    if not misses.wrong <= _MOVED:
+    misses = Misses(block, STAGE, _MOVED)
+    if not misses.wrong <= {*_MOVED}:
         return
     own = (setting(block, "loss.eps_clip"), setting(block, "loss.eps_clip_high"))
     ways: tuple[Callable[[float], Told], ...] = (
@@ -53,8 +53,11 @@ def _eps_solved(block: Block) -> Iterable[Told]:
         lambda one: _bounded_by(own[0], one),
         lambda one: _bounded_by(one, own[1]),
     )
+    dual = setting(block, "loss.dual_clip")
+    turns = () if dual is None else (abs(dual - 1.0), abs(1.0 - 1.0 / dual))
     for way in ways:
-        yield from map(way, misses.between(lambda one, way=way: way(one).variant, _EPSILONS))  # type: ignore[misc]
+        changed = lambda one, way=way: way(one).variant  # noqa: E731
+        yield from map(way, misses.between(changed, _EPSILONS, turns))
 
 
 def _one_sided(block: Block) -> Iterable[Told]:

@@ -20,6 +20,7 @@ from trajreplay.stages.faults.fault import (
     setting,
 )
 from trajreplay.stages.faults.kl import fault, wrong
+from trajreplay.stages.faults.precision import computing_dtypes, rounding_dtypes
 from trajreplay.stages.faults.tokens import shifted
 from trajreplay.stages.variants import Variant
 
@@ -49,8 +50,13 @@ def _rounded(block: Block) -> Iterable[Told]:
     if not setting(block, "kl.coef"):
         return
     policy = LOG_PROB_SOURCES[setting(block, "kl.policy_source")]
-    for dtype in (torch.bfloat16, torch.float16):
-        name = str(dtype).removeprefix("torch.")
+    for dtype, name in computing_dtypes(block.packed.tokens("kl")):
+
+        def computed(kl: KlSettings, mine: Tensor, ref: Tensor, to: torch.dtype = dtype) -> Tensor:
+            return kl_tokens(kl, mine.to(to), ref.to(to)).to(mine.dtype)
+
+        yield Told(wrong(computed), f"computed in {name}")
+    for dtype, name in rounding_dtypes():
 
         def result(kl: KlSettings, mine: Tensor, ref: Tensor, to: torch.dtype = dtype) -> Tensor:
             return kl_tokens(kl, mine, ref).to(to).to(mine.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -20,7 +21,14 @@ from trajreplay.stages.faults.policy import (
     Terms,
     changed_terms,
     fault,
+    own_terms,
     trained_tokens,
+)
+from trajreplay.stages.faults.precision import (
+    computed_in,
+    computing_dtypes,
+    recorded_scalars,
+    rounding_dtypes,
 )
 from trajreplay.stages.variants import Variant
 
@@ -133,8 +141,9 @@ def _precision(block: Block) -> Iterable[Told]:
         for one in ("log_probs", "old_log_probs", "rollout_log_probs", "ref_log_probs", "entropy")
         if held(block, one)
     ]
-    for dtype in (torch.bfloat16, torch.float16):
-        label = str(dtype).removeprefix("torch.")
+    for dtype, label in computing_dtypes(recorded_scalars(block, STAGE)):
+        yield Told(computed_in(dtype, partial(own_terms, block)), f"token losses in {label}")
+    for dtype, label in rounding_dtypes():
         narrow = {one: block.packed.tokens(one).to(dtype).double() for one in names}
         yield Told(Variant(columns=narrow), f"log-probs in {label}")
         for one in names:

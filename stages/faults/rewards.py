@@ -21,6 +21,7 @@ from trajreplay.stages.faults.fault import (
     setting,
     under,
 )
+from trajreplay.stages.faults.precision import computing_dtypes, rounding_dtypes
 from trajreplay.stages.faults.solved import TWO_DIGITS, solved, together
 from trajreplay.stages.kernels import scatter_sum
 from trajreplay.stages.rewards import reward_inputs
@@ -120,8 +121,15 @@ def _negated(block: Block) -> Iterable[Told]:
 
 
 def _rounded(block: Block) -> Iterable[Told]:
-    for dtype in (torch.bfloat16, torch.float16):
-        name = str(dtype).removeprefix("torch.")
+    for dtype, name in computing_dtypes(block.packed.scalars("reward")):
+
+        def computed(
+            settings: Settings, raw: Tensor, groups: Tensor, to: torch.dtype = dtype
+        ) -> Tensor:
+            return normalised(block, settings, raw.to(to), groups).to(raw.dtype)
+
+        yield Told(wrong(computed), f"computed in {name}")
+    for dtype, name in rounding_dtypes():
 
         def result(
             settings: Settings, raw: Tensor, groups: Tensor, to: torch.dtype = dtype

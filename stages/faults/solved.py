@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -92,18 +93,39 @@ class Misses:
         else:
             yield exact, 1
 
-    def between(self, change: Change, grid: Sequence[float]) -> Iterator[float]:
-        """The two parameters of a grid between which the value lies, if it moves one way."""
-        ends = self.of(change(grid[0])), self.of(change(grid[-1]))
-        if not all(map(math.isfinite, ends)) or (ends[0] > 0) == (ends[1] > 0):
+    def between(
+        self, change: Change, grid: Sequence[float], turns: Sequence[float] = ()
+    ) -> Iterator[float]:
+        """The parameters of a grid between which the value lies.
+
+        Args:
+            change: The variant of a parameter.
+            grid: Parameters, in order.
+            turns: Where the value may turn round; between these it moves one way, or rests.
+
+        Yields:
+            Two for each part in which it passes the value, and ends of parts that give it: a part
+            in which it rests on the value passes it by rounding alone.
+        """
+        beside = {bisect_left(grid, one) + by for one in turns for by in (-1, 0, 1)}
+        places = sorted({0, len(grid) - 1, *(one for one in beside if 0 <= one < len(grid))})
+        missed = [self.of(change(grid[one])) for one in places]
+        if not all(map(math.isfinite, missed)):
             return
-        up = ends[1] > 0
-
-        def is_beyond(parameter: float) -> bool:
-            return (self.of(change(parameter)) > 0) == up
-
-        place = bisect_left(grid, True, key=is_beyond)
-        yield from grid[max(place - 1, 0) : place + 1]
+        most = max(map(abs, missed))
+        found = {one for one, miss in zip(places, missed, strict=True) if abs(miss) <= NEAR * most}
+        for (start, first), (stop, last) in pairwise(zip(places, missed, strict=True)):
+            if (first > 0) != (last > 0):
+                up = last > 0
+                place = bisect_left(
+                    grid,
+                    True,
+                    start,
+                    stop,
+                    key=lambda one, up=up: (self.of(change(one)) > 0) == up,  # type: ignore[misc]
+                )
+                found |= {max(place - 1, 0), place}
+        yield from (grid[one] for one in sorted(found))
 
 
 def solved(name: str, stage: str, fields: Sequence[str], grid: Sequence[float]) -> Tries:

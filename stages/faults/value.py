@@ -14,6 +14,12 @@ from trajreplay.stages.compose import PolicyTerms, value_terms, value_tokens
 from trajreplay.stages.faults.fault import Fault, Told, Tries, WrongLosses, each, held, setting
 from trajreplay.stages.faults.loss_columns import masks
 from trajreplay.stages.faults.policy import Columns, inputs
+from trajreplay.stages.faults.precision import (
+    computed_in,
+    computing_dtypes,
+    recorded_scalars,
+    rounding_dtypes,
+)
 from trajreplay.stages.faults.reductions import factors
 from trajreplay.stages.faults.solved import TWO_DIGITS, solved, together
 from trajreplay.stages.faults.tokens import shifted
@@ -112,6 +118,21 @@ def _huber(block: Block) -> Iterable[Told]:
             yield Told(Variant({"value.huber_delta": one}), word)
 
 
+def _precision(block: Block) -> Iterable[Told]:
+    def own(settings: Settings, columns: Columns, mask: Tensor, offsets: Tensor) -> PolicyTerms:
+        tokens = value_tokens(settings, inputs(block, columns, mask, offsets))
+        return PolicyTerms(value_terms(settings.value, columns), tokens, tokens)
+
+    for dtype, name in computing_dtypes(recorded_scalars(block, STAGE)):
+        yield Told(computed_in(dtype, own), f"computed in {name}")
+    for dtype, name in rounding_dtypes():
+        names = [one for one in _COLUMNS if held(block, one)]
+        narrow = {one: block.packed.tokens(one).to(dtype).double() for one in names}
+        yield Told(Variant(columns=narrow), f"of columns in {name}")
+        for one in names:
+            yield Told(Variant(columns={one: narrow[one]}), f"of {one} in {name}")
+
+
 FAULTS = (
     _fault(
         "clip",
@@ -203,5 +224,12 @@ FAULTS = (
         "clip fractions of tokens whose {} is clipped",
         "value.counted; the loss itself may be right",
         each("value.counted", ("loss", "value")),
+    ),
+    _fault(
+        "precision",
+        "the value loss in reduced precision",
+        "the value loss {}",
+        "dtype of the critic's values and of what they are fitted to",
+        _precision,
     ),
 )

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.cohorts import Expected, rank_sums
+from tests.helpers.cohorts import Expected, Shares, rank_sums
 from tests.helpers.scenes import WAY, drawn, halves, verdicts, write_whole
 from tests.helpers.trainer import STYLES, Sample, Trainer
 from trajreplay import Lake
@@ -22,7 +22,9 @@ PLAIN = replace(WAY, std=False)  # so that rewards keep their size
 NARROW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 DTYPES = {"float32": torch.float32, **NARROW}
 SIZES = (1.0, 30.0, 3000.0)  # of rewards: the larger, the more a sum of both signs cancels
-ALONE = "within the bound of their rounding: dtype or reduction order may explain it alone"
+WITHIN = "within the bound of their rounding: "
+ALONE = "dtype and reduction order explain it alone"
+ORDER_OF = {"torch": "as torch takes them", "loop": "first to last", "reversed": "last to first"}
 _SEEDS = st.integers(0, 2**16)
 
 
@@ -38,11 +40,14 @@ def _samples(seed: int, size: float, style: str, dtype: torch.dtype) -> list[Sam
 
 
 def _explained(
-    folder: Path, samples: list[Sample], expected: Mapping[int, list[Expected]] | None = None
+    folder: Path,
+    samples: list[Sample] | Shares,
+    expected: Mapping[int, list[Expected]] | None = None,
 ) -> Explained:
     lake = Lake.create(folder / "lake")
-    scalars = rank_sums(Trainer(PLAIN), halves(samples)) if expected is None else expected
-    write_whole(lake, samples, PLAIN, settings=PLAIN.full, expected=scalars)
+    shares = halves(samples) if isinstance(samples, list) else samples
+    scalars = rank_sums(Trainer(PLAIN), shares) if expected is None else expected
+    write_whole(lake, shares, PLAIN, settings=PLAIN.full, expected=scalars)
     return lake.explain()
 
 
@@ -68,26 +73,114 @@ def test_what_rounding_explains_is_said_of_every_stage_that_it_is_of(
     assert not [one.text for one in found.explanations if not one.warns]
     assert {one.stage for one in found.rounded} == _precise(found)
     for one in found.rounded:
-        assert one.text.endswith(ALONE)
+        assert WITHIN in one.text
+        assert one.evaluated, one.text
+        assert one.tried == one.cohorts
+        best = one.evaluated[0]
+        assert (best.same == best.values) == one.text.endswith(ALONE), one.text
         result = next(each for each in found.report.cohorts[0].stages if each.stage == one.stage)
         assert one.max_error == result.max_abs_error
 
 
-def test_sums_in_another_order_are_said_to_be_that(tmp_path: Path) -> None:
+@pytest.mark.parametrize("style", sorted(ORDER_OF))
+def test_the_order_of_sums_that_gives_the_recorded_bits_is_named(
+    tmp_path: Path, style: str
+) -> None:
     """Advantages of both signs add up to nothing but the rounding of their sum."""
     stages = set()
     for seed in range(4):
-        samples = _samples(seed, 3000.0, "torch", torch.float32)
-        for one in samples:
-            one.columns["log_probs"] = one.columns["old_log_probs"].clone()
-        shares = {0: samples}
-        lake = Lake.create(tmp_path / str(seed))
-        expected = rank_sums(Trainer(PLAIN, "reversed"), shares)
-        write_whole(lake, shares, PLAIN, settings=PLAIN.full, expected=expected)
-        found = lake.explain()
+        found = _cancelling(tmp_path / str(seed), seed, style)
         assert not found.explanations
         stages |= {one.stage for one in found.rounded}
+        for one in found.rounded:
+            if one.stage == "loss.policy":
+                gives = {each.arithmetic for each in one.evaluated if each.same == each.values}
+                assert f"float32 with sums {ORDER_OF[style]}" in gives, one.text
+                assert "float64" not in gives
+                assert one.text.endswith(ALONE)
     assert "loss.policy" in stages
+
+
+def _cancelling(folder: Path, seed: int, style: str) -> Explained:
+    samples = _samples(seed, 3000.0, "torch", torch.float32)
+    for one in samples:
+        one.columns["log_probs"] = one.columns["old_log_probs"].clone()
+    return _explained(folder, {0: samples}, rank_sums(Trainer(PLAIN, style), {0: samples}))
+
+
+def test_where_no_order_gives_the_bits_none_is_said_to(tmp_path: Path) -> None:
+    """Sums in pairs, as numpy takes them, are none of the orders that are tried."""
+    told = []
+    for seed in range(4):
+        found = _cancelling(tmp_path / str(seed), seed, "numpy")
+        told += [one for one in found.rounded if one.stage == "loss.policy"]
+    unexplained = [one for one in told if one.evaluated[0].same < one.evaluated[0].values]
+    assert unexplained, [one.text for one in told]
+    for one in unexplained:
+        best = one.evaluated[0]
+        assert f"none of {best.arithmetic}; " in one.text
+        assert f"{best.same} of {best.values} values bit for bit" in one.text
+        assert best.max_error > 0
+
+
+@pytest.mark.parametrize("dtype", sorted(NARROW))
+@pytest.mark.parametrize("stage", ["advantage.kl", "advantage.estimate", "reward.post_process"])
+def test_a_stage_that_was_computed_in_a_narrow_dtype_is_said_to_be(
+    tmp_path: Path, dtype: str, stage: str
+) -> None:
+    samples = _samples(7, 1.0, "torch", torch.float32)
+    to = NARROW[dtype]
+    raw = torch.tensor([one.raw_reward for one in samples]).to(to)
+    for row, one in enumerate(samples):
+        if stage == "advantage.kl":
+            pair = (one.columns[name].to(to) for name in ("old_log_probs", "ref_log_probs"))
+            one.columns["kl"] = next(pair).sub(next(pair)).float()
+        elif stage == "advantage.estimate":
+            reward = torch.tensor(one.reward).to(to).float()
+            one.columns["advantages"] = reward.expand(one.length).clone()
+            one.columns["returns"] = one.columns["advantages"].clone()
+        else:
+            mine = [at for at, other in enumerate(samples) if other.group == one.group]
+            exact = raw.double()  # the mean is rounded with the result, as our own kernels do
+            one.reward = float((exact[row] - exact[mine].mean()).to(to))
+    found = _explained(tmp_path, samples)
+    (told,) = [each for each in found.explanations if each.stage == stage and not each.told]
+    assert told.first is not None, told.text
+    assert told.first.faults[0].endswith(".precision"), told.text
+    assert dtype in told.text
+
+
+@settings(max_examples=10)
+@given(seed=_SEEDS, dtype=st.sampled_from(sorted(NARROW)))
+def test_token_losses_in_a_narrow_dtype_are_said_to_be(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, dtype: str
+) -> None:
+    class Narrow(Sample):
+        def floats(self, name: str) -> torch.Tensor:
+            return self.columns[name].to(NARROW[dtype])
+
+    samples = drawn(PLAIN, seed=seed)
+    narrow: list[Sample] = [Narrow(**vars(one)) for one in samples]
+    expected = rank_sums(Trainer(PLAIN), halves(narrow))
+    found = _explained(tmp_path_factory.mktemp("narrow"), samples, expected)
+    for told in found.explanations:
+        if told.stage == "loss.policy" and not told.told:
+            assert ("loss.precision",) in [each.faults for each in told.hypotheses], told.text
+
+
+def test_an_overflow_of_float32_is_no_other_fault(tmp_path: Path) -> None:
+    """exp(-d) of a gap of 100 is infinite in float32 and finite in float64."""
+    way = replace(PLAIN, kl="k3")
+    samples = drawn(way, seed=2)
+    for one in samples:
+        one.columns["ref_log_probs"][0] = one.columns["old_log_probs"][0] + 100.0
+    trainer = Trainer(way)
+    trainer.estimate(samples)
+    lake = Lake.create(tmp_path / "lake")
+    write_whole(lake, samples, way, settings=way.full)
+    (told,) = [each for each in lake.explain().explanations if each.stage == "advantage.kl"]
+    assert told.first is not None, told.text
+    assert "the KL computed in float32" in told.text
 
 
 @settings(max_examples=8)
