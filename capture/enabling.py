@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from trajreplay.capture.ranks import agree
+from trajreplay.capture.ranks import agree, own_process
 from trajreplay.capture.recorder import Recorder
 from trajreplay.capture.switches import Switches
 from trajreplay.schema.errors import CaptureError, DatasetError
+from trajreplay.schema.identity import ProducerInfo
 
 if TYPE_CHECKING:
     from trajreplay.schema import (
         ParallelCoordinates,
-        ProducerInfo,
         RecomputeConfig,
         Settings,
         StageContract,
@@ -131,9 +132,18 @@ def enable(
             settings=settings,
             rollout_stages=rollout_stages,
             step_stages=step_stages,
-            identity={"parallel": parallel, "producer": producer},
+            identity={"parallel": parallel, "producer": _as_process(producer)},
         )
     return _set(found) if shared else found
+
+
+def _as_process(producer: ProducerInfo | None) -> ProducerInfo | None:
+    """The producer, and which process of the job it is, where torch.distributed says so."""
+    process = own_process()
+    if process is None:
+        return producer
+    said = producer or ProducerInfo()
+    return replace(said, extra={**said.extra, **process.to_extra()})
 
 
 def _set(chosen: Recorder) -> Recorder:

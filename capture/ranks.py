@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 
 from trajreplay.schema.errors import CaptureError
 from trajreplay.schema.identity import ResumePoint, check_count
+from trajreplay.schema.process import TrainingProcess, process_digest
 
 # How many processes a launcher started, and which of them this one is. The first that says so
 # counts: a launcher started by another one says both.
@@ -123,6 +125,18 @@ def _reserve(
     else:
         record = join_attempt(store, run_id, attempt, resume_rollout_id)
     return record.attempt, record.resumed_from
+
+
+def own_process() -> TrainingProcess | None:
+    """What names this process where torch.distributed is in use, as its traces elsewhere do."""
+    ranks_of = _distributed()
+    if ranks_of is None:
+        return None
+    try:
+        digest = process_digest(socket.gethostname(), os.getpid())
+    except OSError:
+        return None  # a host without a name
+    return TrainingProcess(digest, int(ranks_of.get_rank()), int(ranks_of.get_world_size()))
 
 
 def _distributed() -> Any:

@@ -24,15 +24,19 @@ from trajreplay.query.routes.topology import topology_of
 from trajreplay.query.routes.trace import Trace
 from trajreplay.query.routes.transport import check_transport
 from trajreplay.query.routes.values import check_values
+from trajreplay.query.routes.whose import AttemptFacts, check_whose
 from trajreplay.schema.bundles.r3 import read_trace_folder
 
 
-def check_routes(folder: str | os.PathLike[str], policy: RoutePolicy) -> RouteReport:
+def check_routes(
+    folder: str | os.PathLike[str], policy: RoutePolicy, facts: AttemptFacts | None = None
+) -> RouteReport:
     """Check the router-replay traces of a folder under a stated transport contract.
 
     Args:
         folder: Holds the `*.jsonl` files of all processes of one attempt.
         policy: The contract, and what else the run states.
+        facts: What is known of the attempt beside its traces, whose they then have to be.
 
     Returns:
         The report; `report.verdict` is `pass` or `fail`.
@@ -69,6 +73,8 @@ def check_routes(folder: str | os.PathLike[str], policy: RoutePolicy) -> RouteRe
         check_values(trace, policy, fallback, say)
         check_dummies(trace, topology, held, policy, say)
         check_shown(trace, say)
+        if facts is not None:
+            check_whose(trace, held, facts, say)
     return RouteReport(
         path=os.fspath(folder),
         policy=policy,
@@ -81,4 +87,19 @@ def check_routes(folder: str | os.PathLike[str], policy: RoutePolicy) -> RouteRe
         fallback_rows=fallback[0],
         verified_rows=fallback[1],
         stopped=not readable,
+        of_attempt=facts is not None,
     )
+
+
+def count_records(folder: str | os.PathLike[str], policy: RoutePolicy) -> int:
+    """How many records of a folder are of the processes and times that a policy states.
+
+    Args:
+        folder: As of `check_routes`; lines that are no records count where those around them do.
+        policy: What is asked for.
+
+    Raises:
+        DatasetError: As of `check_routes`.
+    """
+    read = read_trace_folder(folder, keep=policy.keeps, ignore=policy.ignore)
+    return len(read.records) + len(read.problems)

@@ -21,6 +21,8 @@ ROUTE_FINDINGS = pa.schema(
     ]
 )
 _ORDER = {rule.name: number for number, rule in enumerate(RULES)}
+# Those that a check begins with: where one is broken, nothing more is checked.
+_FIRST = ("trace.json", "trace.record", "trace.empty", "trace.one_attempt")
 _SEVERITIES: tuple[Severity, ...] = ("failure", "unverified", "remark")
 
 
@@ -86,6 +88,7 @@ class RouteReport:
         fallback_rows: Rows left to the trainer's own router, of `verified_rows`.
         verified_rows: Rows of all verified forwards.
         stopped: Whether rules after the first broken one could not be checked.
+        of_attempt: Whether anything of the attempt was known beside its traces.
     """
 
     path: str
@@ -99,6 +102,7 @@ class RouteReport:
     fallback_rows: int
     verified_rows: int
     stopped: bool
+    of_attempt: bool = False
 
     @property
     def verdict(self) -> Literal["pass", "fail"]:
@@ -127,12 +131,14 @@ class RouteReport:
         rule = RULES_BY_NAME[name]
         if self.policy.contract not in rule.contracts:
             return "not-applicable"
+        if rule.of_attempt and not self.of_attempt:
+            return "not-applicable"
         if rule.both_stages and len(self.policy.stages) < len(STAGES):
             return "not-applicable"
         found = {one.severity for one in self.findings if one.rule == name}
         if "failure" in found:
             return "fail"
-        if "unverified" in found or (self.stopped and not name.startswith("trace.")):
+        if "unverified" in found or (self.stopped and name not in _FIRST):
             return "unverified"
         return "pass"
 

@@ -20,6 +20,7 @@ class RouteRule:
         demand: What must hold.
         contracts: Transport contracts under which it is checked.
         both_stages: Whether it compares the two stages, so that nothing is left of it with one.
+        of_attempt: Whether it needs to be told of the attempt: a folder alone cannot decide it.
         by_previews: Whether hashes alone cannot decide it: it stays unverified where previews do
             not hold whole tensors, or lengths are not known.
     """
@@ -28,6 +29,7 @@ class RouteRule:
     demand: str
     contracts: tuple[Contract, ...] = CONTRACTS
     both_stages: bool = False
+    of_attempt: bool = False
     by_previews: bool = False
 
 
@@ -39,6 +41,11 @@ RULES = (
     RouteRule(
         "trace.one_attempt",
         "Records are of one attempt: no rank has two processes, no counter starts twice.",
+    ),
+    RouteRule(
+        "trace.attempt",
+        "In a gate: records are of processes, ranks, steps and samples that the attempt captured.",
+        of_attempt=True,
     ),
     RouteRule("contract.mixed", "There are no producers and no fetches.", _LEGACY),
     RouteRule("stage.forbidden", "Only the stages that the policy states replay routes."),

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trajreplay.query.routes import CONTRACTS, RoutePolicy, RouteReport, check_routes, policy_of
-from trajreplay.query.routes.policy import STAGES
-from trajreplay.schema.bundles.r3 import read_trace_folder
+from trajreplay.query.routes import (
+    CONTRACTS,
+    RoutePolicy,
+    RouteReport,
+    check_routes,
+    count_records,
+    policy_of,
+)
+from trajreplay.query.routes.whose import RULE as WHOSE
 from trajreplay.schema.errors import listed
 from trajreplay.stages.gate.check import Judged, Parameters
 from trajreplay.stages.gate.evidence import Evidence
+from trajreplay.stages.gate.of_attempt import facts_of
 from trajreplay.stages.gate.of_experts import holds_experts
 from trajreplay.stages.gate.policy import GATE_KEYS, Policy
 from trajreplay.stages.gate.verdict import NAMED
 
+_TOLD = 5  # steps that a reason names
+_HOW_MANY = "NRL_R3_TRACE_STEPS of the job says how many are"
 _CHOOSERS = ("since", "until", "processes")
 
 
@@ -25,23 +36,55 @@ def judge_routes(found: Evidence, policy: Policy, given: Parameters) -> Judged:
     wanted = given.get("traced_steps")
     if wanted is not None:
         bound += f", {_told(wanted)} traced"
-    problem = _unstated(given)
-    if problem:
+    if problem := _unstated(given):
         return Judged(False, None, bound, problem)
-    value: dict[str, dict[str, Any]] = {}
-    traced: dict[str, set[int]] = {}
-    passes = dict.fromkeys(given.get("stages", STAGES), 0)
-    silent: list[str] = []
+    chain = _Chain(found, given)
     for attempt in found.attempts:
+        if problem := chain.take(attempt):
+            return Judged(False, chain.value or None, bound, problem)
+    if wanted is not None and (problem := chain.lacks(wanted)):
+        return Judged(False, chain.value, bound, problem)
+    told = [f"says nothing of {'; '.join(chain.silent)}"] if chain.silent else []
+    told += chain.unverified
+    if not holds_experts(found, policy):
+        told.append("no choices of experts are captured")
+    return Judged(True, chain.value, bound, "; ".join(told))
+
+
+@dataclass
+class _Chain:
+    """The traces of the attempts of a chain, one after another.
+
+    Args:
+        found: What is judged.
+        given: What the policy states.
+        value: By attempt, what was found.
+        traced: By stage, the steps whose passes were traced.
+        passes: By stage, how many passes were.
+        silent: Steps of which the traces say nothing, in words.
+        unverified: What they leave open of whose they are.
+    """
+
+    found: Evidence
+    given: Parameters
+    value: dict[str, dict[str, Any]] = field(default_factory=dict)
+    traced: dict[str, set[int]] = field(default_factory=dict)
+    passes: Counter[str] = field(default_factory=Counter)
+    silent: list[str] = field(default_factory=list)
+    unverified: list[str] = field(default_factory=list)
+
+    def take(self, attempt: int) -> str:
+        """Check the traces of an attempt; why they fail, or nothing."""
+        found, given = self.found, self.given
         start, stop = found.window_s(attempt)
         if start is None and given.get("since") is None:
-            return Judged(False, None, bound, f"when attempt {attempt} started is not recorded")
+            return f"when attempt {attempt} started is not recorded"
         stated = _route_policy(given, start, stop)
-        report = check_routes(Path(given["traces"]), stated)
+        report = check_routes(Path(given["traces"]), stated, facts_of(found, attempt))
         steps = [one for one in sorted(found.steps) if found.steps[one]["attempt"] == attempt]
         mine = {stage: _steps_of(found, steps, some) for stage, some in report.steps.items()}
         untraced = [one for one in steps if not all(one in mine.get(x, ()) for x in stated.stages)]
-        value[str(attempt)] = {
+        self.value[str(attempt)] = {
             "records": report.records,
             "left_out": report.left_out,
             "traced": {stage: found.each_name(some[:NAMED]) for stage, some in mine.items()},
@@ -50,22 +93,43 @@ def judge_routes(found: Evidence, policy: Policy, given: Parameters) -> Judged:
         if attempt != found.last and not report.records:
             # It may have kept its traces elsewhere: what is certified is not certified of these.
             if reason := _set_aside(given, start, stop):
-                return Judged(False, value, bound, f"attempt {attempt}: {reason}")
-            silent.append(f"step {found.names(steps)} of attempt {attempt}, which left no trace")
-            continue
+                return f"attempt {attempt}: {reason}"
+            self.silent.append(
+                f"step {found.names(steps)} of attempt {attempt}, which left no trace"
+            )
+            return ""
         if report.verdict != "pass":
-            return Judged(False, value, bound, f"attempt {attempt}: {_why(report)}")
+            return f"attempt {attempt}: {_why(report)}"
         for stage in stated.stages:
-            traced.setdefault(stage, set()).update(mine.get(stage, ()))
-            passes[stage] += len(report.steps.get(stage, ()))
+            self.traced.setdefault(stage, set()).update(mine.get(stage, ()))
+            self.passes[stage] += len(report.steps.get(stage, ()))
         if untraced:
-            silent.append(f"step {found.names(untraced)} of attempt {attempt}, not traced")
-    if wanted is not None and (reason := _too_few(found, traced, passes, wanted)):
-        return Judged(False, value, bound, reason)
-    told = [f"says nothing of {'; '.join(silent)}"] if silent else []
-    if not holds_experts(found, policy):
-        told.append("no choices of experts are captured")
-    return Judged(True, value, bound, "; ".join(told))
+            self.silent.append(f"step {found.names(untraced)} of attempt {attempt}, not traced")
+        self.unverified += [
+            f"attempt {attempt}: {one.message}"
+            for one in report.findings
+            if (one.rule, one.severity) == (WHOSE, "unverified")
+        ]
+        return ""
+
+    def lacks(self, wanted: Any) -> str:
+        """Why the steps that were traced are not those that the policy wants, stage by stage."""
+        for stage, steps in self.traced.items():
+            if isinstance(wanted, int):
+                if self.passes[stage] < wanted:
+                    return (
+                        f"of {stage} {self.passes[stage]} steps are traced, expected {wanted} or "
+                        f"more: {_HOW_MANY}"
+                    )
+                continue
+            names = set(self.found.each_name(steps))
+            every = self.found.each_name(sorted(self.found.steps)) if wanted == "all" else wanted
+            missing = [one for one in every if one not in names]
+            if missing or not every:
+                more = " ..." if len(missing) > _TOLD else ""
+                told = f"step {', '.join(missing[:_TOLD])}{more}" if missing else "any step"
+                return f"of {stage} {told} is not traced: {_HOW_MANY}"
+        return ""
 
 
 def _unstated(given: Parameters) -> str:
@@ -96,13 +160,12 @@ def _set_aside(given: Parameters, start: float | None, stop: float | None) -> st
     if not stated:
         return ""
     whole = {name: one for name, one in given.items() if name not in _CHOOSERS}
-    keeps = _route_policy(whole, start, stop).keeps
-    left = read_trace_folder(Path(given["traces"]), keep=keeps)
-    if not left.records and not left.problems:
+    left = count_records(Path(given["traces"]), _route_policy(whole, start, stop))
+    if not left:
         return ""
     names = ", ".join(f"checks.routes.{name}" for name in stated)
     return (
-        f"{names} leaves out all of its {len(left.records)} records: what is stated of times and "
+        f"{names} leaves out all of its {left} records: what is stated of times and "
         "processes holds for every attempt of the chain"
     )
 
@@ -115,30 +178,6 @@ def _steps_of(found: Evidence, steps: Sequence[int], passes: Sequence[int]) -> l
         rollouts.setdefault(("number", step) if place is None else place, []).append(step)
     by_pass = list(rollouts.values())
     return [one for number in passes for one in (by_pass[number - 1 : number] or [[]])[0]]
-
-
-def _too_few(
-    found: Evidence, traced: Mapping[str, set[int]], passes: Mapping[str, int], wanted: Any
-) -> str:
-    """Why the steps that were traced are not those that the policy wants, stage by stage."""
-    for stage, steps in traced.items():
-        if isinstance(wanted, int):
-            if passes[stage] < wanted:
-                return (
-                    f"of {stage} {passes[stage]} steps are traced, expected {wanted} or more: "
-                    "NRL_R3_TRACE_STEPS of the job says how many are"
-                )
-            continue
-        names = set(found.each_name(steps))
-        every = found.each_name(sorted(found.steps)) if wanted == "all" else wanted
-        missing = [one for one in every if one not in names]
-        if missing or not every:
-            more = " ..." if len(missing) > 5 else ""
-            told = f"step {', '.join(missing[:5])}{more}" if missing else "any step"
-            return (
-                f"of {stage} {told} is not traced: NRL_R3_TRACE_STEPS of the job says how many are"
-            )
-    return ""
 
 
 def _told(wanted: Any) -> str:

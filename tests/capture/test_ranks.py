@@ -1,11 +1,13 @@
 """Ranks agree once, at start, on who records and as which attempt."""
 
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.helpers.captures import entries_of
 from tests.helpers.processes import free_port, run_all
 from tests.helpers.recorded import captured, enabled
 from trajreplay import CaptureError, Lake, ParallelCoordinates, capture
@@ -16,16 +18,24 @@ from trajreplay.schema.attempt import dump_attempt, load_attempt
 from trajreplay.schema.lakefile import open_lake
 from trajreplay.schema.layout import attempt_path
 from trajreplay.schema.localstore import LocalStore
+from trajreplay.schema.process import TrainingProcess, process_digest, told_process
 from trajreplay.writer.attempts import join_attempt, reserve_attempt, reserve_next_attempt
 
 
 def test_two_ranks_record_one_step_of_one_attempt(lake: Lake) -> None:
     for attempt in range(2):
         port = free_port()
-        run_all("tests.helpers.recording_ranks", [(lake.path, rank, port) for rank in range(2)])
+        pids = run_all(
+            "tests.helpers.recording_ranks", [(lake.path, rank, port) for rank in range(2)]
+        )
         entries = [one for one in captured(lake) if one.key.attempt == attempt]
         assert [one.key.rank for one in entries] == [0, 1]
         assert {one.expected_ranks for one in entries} == {(0, 1)}
+        events = [one for one in entries_of(lake) if one.key.kind == "events"]
+        for one in [*entries, *(one for one in events if one.key.attempt == attempt)]:
+            rank = one.key.rank
+            digest = process_digest(socket.gethostname(), pids[rank])
+            assert told_process(one.producer) == TrainingProcess(digest, rank, 2)
     assert lake.replay(attempt=1).verdict == "pass"
 
 

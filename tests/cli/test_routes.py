@@ -12,7 +12,7 @@ def test_a_healthy_trace_passes_and_says_what_it_covers() -> None:
     outcome = run("routes", CASES / "tq_healthy", "--contract", "transfer-queue")
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out == (
-        "pass under transfer-queue: 30 rules pass, 1 not-applicable; 112 records, 2 ranks, "
+        "pass under transfer-queue: 30 rules pass, 2 not-applicable; 112 records, 2 ranks, "
         "layers 2, 3, 4, traced prev-logprob step 1; train step 1\n"
     )
 

@@ -16,8 +16,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def run_all(module: str, arguments: Sequence[Sequence[object]], timeout_s: float = 120.0) -> None:
-    """Run a module once for each list of arguments, at the same time; all must succeed."""
+def run_all(
+    module: str, arguments: Sequence[Sequence[object]], timeout_s: float = 120.0
+) -> list[int]:
+    """Run a module once for each list of arguments, at the same time; all must succeed.
+
+    Returns:
+        The numbers of their processes.
+    """
     programs = [
         subprocess.Popen(
             [sys.executable, "-m", module, *map(str, given)],
@@ -35,3 +41,4 @@ def run_all(module: str, arguments: Sequence[Sequence[object]], timeout_s: float
             one.kill()
             one.wait()
     assert [one.returncode for one in programs] == [0] * len(programs), "\n".join(output)
+    return [one.pid for one in programs]

@@ -252,7 +252,9 @@ def test_of_a_chain_the_steps_without_traces_are_named(lake: Lake) -> None:
     assert check.verdict == "pass"
     assert check.reason == (
         "says nothing of step 0:0, 1:0, 2:0, 3:0 of attempt 0, which left no trace; "
-        "step 5:0, 6:0, 7:0, 8:0, 9:0 of attempt 1, not traced; no choices of experts are captured"
+        "step 5:0, 6:0, 7:0, 8:0, 9:0 of attempt 1, not traced; "
+        "attempt 1: time alone says whose traces they are: its captures name no process of theirs, "
+        "nor samples whose lengths they show; no choices of experts are captured"
     )
     assert check.value["0"]["untraced"] == ["0:0", "1:0", "2:0", "3:0"]
 

@@ -12,6 +12,11 @@ from trajreplay.cli.gate import verdict_lines
 from trajreplay.schema.identity import ResumePoint
 from trajreplay.stages.gate import CheckVerdict, GateVerdict, Policy, load_gate_policy
 
+UNTIED = (
+    "time alone says whose traces they are: its captures name no process of theirs, nor samples "
+    "whose lengths they show"
+)
+
 
 def gated(lake: Lake, *attempts: int, **stated: Any) -> GateVerdict:
     given = {"traces": str(TRACES), "contract": "legacy-async", **stated}
@@ -40,14 +45,14 @@ def test_the_steps_that_were_traced_are_named_and_the_others_too(lake: Lake) -> 
         {"prev-logprob": ["0:0"], "train": ["0:0"]},
     )
     assert check.reason == (
-        "says nothing of step 1:0, 2:0, 3:0 of attempt 0, not traced; "
-        "no choices of experts are captured"
+        "says nothing of step 1:0, 2:0, 3:0 of attempt 0, not traced; attempt 0: "
+        f"{UNTIED}; no choices of experts are captured"
     )
     (line, *_) = verdict_lines(gated(lake))
     assert line == (
         "[      pass] routes: attempt 0: 92 records, prev-logprob of step 0:0, train of step 0:0 "
         "(valid under legacy-async; says nothing of step 1:0, 2:0, 3:0 of attempt 0, not traced; "
-        "no choices of experts are captured)"
+        f"attempt 0: {UNTIED}; no choices of experts are captured)"
     )
 
 
@@ -76,7 +81,7 @@ def test_every_step_that_is_traced_is_said_to_be(lake: Lake, tmp_path: Path, ste
     traces = make_trace(Layout(steps=steps, queue=False)).write(tmp_path / "trace")
     check = checked(lake, traces=str(traces), traced_steps="all")
     assert (check.verdict, check.value["0"]["untraced"]) == ("pass", [])
-    assert check.reason == "no choices of experts are captured"
+    assert check.reason == f"attempt 0: {UNTIED}; no choices of experts are captured"
 
 
 @pytest.mark.parametrize("wanted", [0, True, [], ["0"], ["a:b"], [1], "some", 1.5])
