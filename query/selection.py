@@ -220,4 +220,4 @@ def _nothing(
     found = f"{absent or asked or 'a lake without captures'} selects nothing: looked at {where}"
     if absent and absent != asked:
         found += f" for {asked}"
-    return QueryError(found, hint="To list what is there: trajreplay info")
+    return QueryError(found, hint="To list what is there: trajreplay info", selected=0)

@@ -56,11 +56,11 @@ def route_agreement(
     pairing = Pairing(**paired)
     columns = Pair.parse(pairing.pair)
     chosen = pairing.chosen(catalog, selection)
-    total, done = sum(map(len, chosen.values())), 0
+    total, done = sum(map(len, chosen.runs.values())), 0
     rows: list[dict[str, Any]] = []
     findings: list[MismatchFinding] = []
     levels: dict[str, str] = {}
-    for run_id, selected in chosen.items():
+    for run_id, selected in chosen.runs.items():
         reading = PairedReading(catalog, columns, pairing.any_version)
         levels[run_id] = reading.level([selected.sets[one] for one in selected.cohorts])
         left_out: list[str] = []
@@ -88,7 +88,7 @@ def route_agreement(
         levels,
         pa.Table.from_pylist(rows, schema=AGREEMENT),
         threshold,
-        tuple(findings),
+        (*findings, *chosen.findings()),
     )
 
 

@@ -81,9 +81,9 @@ def mismatch(
     columns = Pair.parse(pairing.pair)
     chosen = pairing.chosen(catalog, selection)
     done = 0
-    sets = sum(map(len, chosen.values()))
+    sets = sum(map(len, chosen.runs.values()))
     measured: dict[str, _Measured] = {}
-    for run_id, selected in chosen.items():
+    for run_id, selected in chosen.runs.items():
         count = pairing.counting(done, sets)
         reading = Reading(catalog, columns, by_length="length" in by, with_versions=plan.by_version)
         with (
@@ -101,14 +101,17 @@ def mismatch(
         pair="; ".join(dict.fromkeys(one.pair for one in measured.values())),
         levels={run_id: one.level for run_id, one in measured.items()},
         table=pa.Table.from_pylist(rows, schema=schema(by, plan.thresholds)),
-        comparison=comparison(by_step) if len(chosen) > 1 else COMPARISON.empty_table(),
+        comparison=comparison(by_step) if len(measured) > 1 else COMPARISON.empty_table(),
         by_step=by_step,
         steps={run_id: one.summary.steps for run_id, one in measured.items()},
         without={run_id: one.without for run_id, one in measured.items()},
         of_other_version={run_id: one.of_other_version for run_id, one in measured.items()},
         interpolated={run_id: one.interpolated for run_id, one in measured.items()},
         unproven={run_id: one.unproven for run_id, one in measured.items()},
-        findings=tuple(chain.from_iterable(one.findings for one in measured.values())),
+        findings=(
+            *chain.from_iterable(one.findings for one in measured.values()),
+            *chosen.findings(),
+        ),
         thresholds=plan.thresholds,
     )
 

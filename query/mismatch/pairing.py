@@ -8,9 +8,32 @@ from dataclasses import dataclass, replace
 from trajreplay.query.catalog import Catalog, Cohort
 from trajreplay.query.connection import MEMORY_BYTES
 from trajreplay.query.mismatch.pair import DEFAULT_PAIR
+from trajreplay.query.mismatch.report import MismatchFinding
 from trajreplay.query.row_masks import SelectedSet
 from trajreplay.query.selection import Selected, Selection, select
 from trajreplay.schema.errors import DatasetError, QueryError, listed
+
+_TO_LIST = "To list what is there: trajreplay info"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What is measured.
+
+    Args:
+        runs: What is selected of each run.
+        empty: Runs that nobody named and that lack what is selected, each with what they are.
+    """
+
+    runs: dict[str, Selected]
+    empty: dict[str, str]
+
+    def findings(self) -> tuple[MismatchFinding, ...]:
+        """That runs are left out, one finding each."""
+        return tuple(
+            MismatchFinding("warning", run_id, f"left out: it {why}")
+            for run_id, why in self.empty.items()
+        )
 
 
 @dataclass(frozen=True)
@@ -35,17 +58,33 @@ class Pairing:
     threads: int | None = None
     progress: Callable[[int, int], None] | None = None
 
-    def chosen(self, catalog: Catalog, selection: Selection | None) -> dict[str, Selected]:
+    def chosen(self, catalog: Catalog, selection: Selection | None) -> Chosen:
         """What is selected of each run, in the order in which they stand side by side.
 
+        Of runs that nobody named, those of which nothing is selected are left out.
+
         Raises:
-            QueryError: The selection is wrong, or there is no run.
+            QueryError: The selection is wrong or selects nothing, or there is no run.
         """
         wanted = selection or Selection()
-        names = dict.fromkeys(self.runs or ([wanted.run] if wanted.run else catalog.runs))
-        if not names:
-            raise QueryError("the lake holds no run")
-        return {one: select(catalog, replace(wanted, run=one)) for one in names}
+        if not catalog.runs:
+            raise QueryError("the lake holds no run", hint=_TO_LIST)
+        named = self.runs or ([wanted.run] if wanted.run else ())
+        found: dict[str, Selected] = {}
+        empty: dict[str, str] = {}
+        refusal = QueryError("no run is selected")
+        for one in dict.fromkeys(named or catalog.runs):
+            try:
+                found[one] = select(catalog, replace(wanted, run=one))
+            except QueryError as error:
+                if named or error.facts.get("selected") != 0:
+                    raise
+                why = "captured nothing" if _is_empty(catalog, one) else "lacks what is selected"
+                empty[one], refusal = why, error
+        if not found:
+            select(catalog, wanted)  # says what is not there of any run
+            raise refusal
+        return Chosen(found, empty)
 
     def counting(self, done: int, total: int) -> Callable[[int], None]:
         """Tell how many capture sets of a run were read, of those before it and all."""
@@ -55,6 +94,10 @@ class Pairing:
                 self.progress(min(done + number, total), total)
 
         return count
+
+
+def _is_empty(catalog: Catalog, run_id: str) -> bool:
+    return not any(one.run_id == run_id for one in catalog.by_cohort)
 
 
 def usable(

@@ -25,6 +25,8 @@ from tests.helpers.mismatches import (
 )
 from trajreplay import DatasetError, Lake, QueryError
 from trajreplay.query import Selection
+from trajreplay.schema.lakefile import open_lake
+from trajreplay.writer.attempts import reserve_next_attempt
 
 _log_prob = st.floats(-60.0, 0.0, width=32)
 _close = st.floats(-0.0625, 0.0625, width=32)
@@ -503,3 +505,32 @@ def test_what_cannot_be_asked_is_refused(options: Any, message: str, tmp_path: P
     write_pair(lake, OLD, ROLLOUT, MASK)
     with pytest.raises(QueryError, match=message):
         measured(lake, **options)
+
+
+def test_runs_that_nobody_named_and_that_hold_nothing_are_left_out_by_name(tmp_path: Path) -> None:
+    lake = Lake.create(tmp_path)
+    store = open_lake(lake.path)
+    reserve_next_attempt(store, "empty")
+    with pytest.raises(QueryError, match="a lake without captures selects nothing"):
+        measured(lake)
+    write_pair(lake, OLD, ROLLOUT, MASK)
+    alone = measured(lake, runs=["r"])
+    report = measured(lake)
+    assert report.table.equals(alone.table)
+    assert report.comparison.num_rows == 0
+    assert [(one.severity, one.run_id, one.message) for one in report.findings[-1:]] == [
+        ("warning", "empty", "left out: it captured nothing")
+    ]
+    with pytest.raises(QueryError, match="--run empty selects nothing"):
+        measured(lake, runs=["r", "empty"])
+    with pytest.raises(QueryError, match=r"^--rollout 77 selects nothing"):
+        measured(lake, selection=Selection(rollouts=(77,)))
+
+
+def test_a_rollout_of_one_run_is_measured_without_naming_the_run(tmp_path: Path) -> None:
+    lake = Lake.create(tmp_path)
+    write_pair(lake, OLD, ROLLOUT, MASK)
+    write_pair(lake, OLD, ROLLOUT, MASK, run_id="other", rollout_id=9)
+    report = measured(lake, selection=Selection(rollouts=(9,)))
+    assert report.table["run_id"].to_pylist() == ["other"]
+    assert report.findings[-1].message == "left out: it lacks what is selected"
