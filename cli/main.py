@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -107,6 +108,24 @@ class Verbs(click.Group):
         command = getattr(importlib.import_module(module), name or cmd_name)
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb; of a word that is none, say which verbs are near.
+
+        Raises:
+            click.UsageError: There is no such verb.
+        """
+        word = args[0]
+        if word in VERBS or word.startswith("-"):
+            return super().resolve_command(ctx, args)
+        near = [one for one in VERBS if word and one.startswith(word)]
+        near += [
+            one for one in get_close_matches(word.lower(), VERBS, cutoff=0.7) if one not in near
+        ]
+        told = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise click.UsageError(f"no verb {word!r}{told}", ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the verbs without loading them: `--help` has to be quick."""

@@ -35,7 +35,8 @@ _RULES = click.option(
         0: "No rule of severity error is broken.",
         1: "One is: the configuration cannot work as written.",
         2: "The command line, the configuration or a file of rules is wrong.",
-        3: "The rules read nothing of it: it is another framework's, or has defaults alone.",
+        3: "The rules say nothing of it: it is another framework's, has defaults alone, or is of a "
+        "version that they do not know.",
     },
     example="trajreplay preflight grpo.yaml --framework nemo-rl@0.6 --fact entry=legacy "
     "grpo.async_grpo.enabled=true",

@@ -63,7 +63,7 @@ def diff(
     mine, theirs = left.cohorts, right.cohorts
     common = sorted(mine.keys() & theirs.keys(), key=_order)
     if not common:
-        raise QueryError(f"{left} and {right} have no rollout or step in common")
+        raise _apart(left, right)
     report.only_left = [_label(one) for one in sorted(mine.keys() - theirs.keys(), key=_order)]
     report.only_right = [_label(one) for one in sorted(theirs.keys() - mine.keys(), key=_order)]
     known: set[str] = set()
@@ -79,6 +79,30 @@ def diff(
         if progress is not None:
             progress(done, len(common))
     return report
+
+
+def _apart(left: Side, right: Side) -> QueryError:
+    """Why two sides have nothing to compare: one captured nothing, or what each has."""
+    hint = "To list what is there: trajreplay info"
+    empty = [str(one) for one in (left, right) if not one.cohorts]
+    if empty:
+        return QueryError(
+            f"{' and '.join(empty)} captured no rollout or step: nothing can be compared", hint=hint
+        )
+    held = []
+    for side in (left, right):
+        places = sorted(side.cohorts, key=_order)
+        first, last = places[0], places[-1]
+        more = f" to {_told(last)}" if last != first else ""
+        held.append(f"{side} has {_told(first)}{more}")
+    return QueryError(
+        f"{left} and {right} have no rollout or step in common: {', '.join(held)}", hint=hint
+    )
+
+
+def _told(place: tuple[int, int | None]) -> str:
+    rollout, step = place
+    return f"rollout {rollout}" if step is None else f"step {rollout}:{step}"
 
 
 def _names(left: Side, right: Side) -> tuple[str, str]:

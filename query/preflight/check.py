@@ -162,8 +162,20 @@ def preflight(
         if value:
             found.append(PreflightFinding(rule, look_up(tree, rule.path)))
     found.sort(key=lambda one: one.severity != "error")
-    unverified = unrecognised(config, framework, sets)
+    unverified = unrecognised(config, framework, sets) or _unknown(version, sets)
     return PreflightReport(framework, version, checked, tuple(found), undecided, unread, unverified)
+
+
+def _unknown(version: str | None, sets: Sequence[RuleSet]) -> str:
+    """Why the rules say nothing of a version: they were read from other releases."""
+    if version is None or any(of.knows(version) for of in sets):
+        return ""
+    known = [of.releases for of in sets if of.releases]
+    told = f"the rules are of {' and '.join(known)}" if known else "the rules are of no release"
+    return (
+        f"nothing is known of version {version}: {told}; state the release that it is nearest to, "
+        "or no version: what hangs on it is then named"
+    )
 
 
 def _check_facts(facts: Mapping[str, Any], sets: Sequence[RuleSet]) -> None:

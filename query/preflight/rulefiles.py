@@ -11,10 +11,11 @@ from typing import Any
 
 from trajreplay.query.preflight.configs import parse_overrides, parse_value, with_defaults
 from trajreplay.query.preflight.evaluation import Undecided
-from trajreplay.query.preflight.rules import FRAMEWORKS, Rule, RuleSet
+from trajreplay.query.preflight.rules import FRAMEWORKS, Rule, RuleSet, check_range
 from trajreplay.schema.errors import QueryError
 from trajreplay.schema.toml_files import read_toml
 
+_TOP = {"framework", "version", "releases", "rule", "defaults", "facts"}
 _FOLDER = Path(__file__).with_name("rules")
 
 
@@ -35,7 +36,8 @@ def load_rules(path: str | os.PathLike[str]) -> RuleSet:
 
     Args:
         path: TOML with `framework`, `version`, tables `facts` and `defaults`, and tables `rule`,
-            each with the fields of `Rule`, where `name` is without the framework.
+            each with the fields of `Rule`, where `name` is without the framework; `releases` where
+            the rules are of releases of the framework that those of the package do not know.
 
     Raises:
         QueryError: It is malformed, a rule asks for a fact that neither it nor the rules of the
@@ -57,7 +59,7 @@ def _read(path: str | os.PathLike[str], *, of_users: bool) -> RuleSet:
             f"{', '.join(FRAMEWORKS)} and a whole number"
         )
     listed, defaults, facts = tree.get("rule", []), tree.get("defaults", {}), tree.get("facts", {})
-    if unknown := sorted(tree.keys() - {"framework", "version", "rule", "defaults", "facts"}):
+    if unknown := sorted(tree.keys() - _TOP):
         raise QueryError(f"{path}: unknown {', '.join(unknown)}")
     tables = isinstance(listed, list) and isinstance(defaults, dict) and isinstance(facts, dict)
     if not tables or not all(_is_fact(*one) for one in facts.items()):
@@ -69,7 +71,11 @@ def _read(path: str | os.PathLike[str], *, of_users: bool) -> RuleSet:
         raise QueryError(f"{path}: twice: {', '.join(twice)}")
     for rule in rules:
         _check_facts(rule, declared, str(path))
-    return RuleSet(str(framework), version, facts, defaults, rules)
+    releases = tree.get("releases", "")
+    if not isinstance(releases, str):
+        raise QueryError(f"{path}: releases are {releases!r}, expected as >=0.22,<1.10")
+    check_range(releases, f"{path}: releases")
+    return RuleSet(str(framework), version, facts, defaults, rules, releases)
 
 
 def _is_fact(name: str, value: Any) -> bool:

@@ -57,11 +57,7 @@ class Rule:
             raise QueryError(f"rule {self.name!r}: expected a name such as nemo-rl/async-engine")
         if self.severity not in ("error", "warning"):
             raise QueryError(f"rule {self.name}: severity {self.severity!r}, not error or warning")
-        for bound in filter(None, self.versions.split(",")):
-            if not _BOUND.match(bound):
-                raise QueryError(
-                    f"rule {self.name}: versions are {self.versions!r}, expected as >=0.22,<1.10"
-                )
+        check_range(self.versions, f"rule {self.name}: versions")
 
     @property
     def framework(self) -> str:
@@ -79,13 +75,9 @@ class Rule:
         Raises:
             QueryError: The version is no number.
         """
-        bounds = [_BOUND.match(one) for one in filter(None, self.versions.split(","))]
-        if not bounds:
+        if not self.versions:
             return True
-        if version is None:
-            return None
-        numbers = parse_version(version)
-        return all(_compares(numbers, one[1], one[2]) for one in bounds if one)
+        return None if version is None else _is_within(version, self.versions)
 
 
 @dataclass(frozen=True)
@@ -98,6 +90,7 @@ class RuleSet:
         facts: What conditions ask beside the configuration: in words, or the values there are.
         defaults: Dotted paths and values.
         rules: The rules.
+        releases: Those that the rules were read from, such as `>=0.22,<1.17`; none if empty.
     """
 
     framework: str
@@ -105,6 +98,15 @@ class RuleSet:
     facts: dict[str, str | list[str]]
     defaults: dict[str, Any]
     rules: tuple[Rule, ...]
+    releases: str = ""
+
+    def knows(self, version: str) -> bool:
+        """Whether the rules say anything of a version.
+
+        Raises:
+            QueryError: The version is no number.
+        """
+        return bool(self.releases) and _is_within(version, self.releases)
 
 
 def parse_version(text: str) -> tuple[int, ...]:
@@ -125,6 +127,23 @@ def parse_version(text: str) -> tuple[int, ...]:
             "hangs on it is then named.",
         )
     return tuple(int(one) for one in found[1].split("."))
+
+
+def check_range(text: str, where: str) -> None:
+    """Refuse what is no range of versions.
+
+    Raises:
+        QueryError: A bound of it is none.
+    """
+    for bound in filter(None, text.split(",")):
+        if not _BOUND.match(bound):
+            raise QueryError(f"{where} are {text!r}, expected as >=0.22,<1.10")
+
+
+def _is_within(version: str, versions: str) -> bool:
+    numbers = parse_version(version)
+    bounds = [_BOUND.match(one) for one in filter(None, versions.split(","))]
+    return all(_compares(numbers, one[1], one[2]) for one in bounds if one)
 
 
 def _compares(version: tuple[int, ...], sign: str, bound: str) -> bool:

@@ -97,6 +97,13 @@ def policy_of(tree: dict[str, Any], where: str) -> RoutePolicy:
         QueryError: A key or value is none of those allowed.
     """
     known = {field.name: str(field.type) for field in fields(RoutePolicy)}
+    if of_gate := sorted(tree.keys() & {"checks", "preset", "sql"}):
+        raise QueryError(
+            f"{where}: {', '.join(of_gate)}, as in the policy of a gate; expected what routes "
+            f"alone are held against: {', '.join(known)}",
+            hint="Put what stands below [checks.routes] there, without traces, at the top of a "
+            "file of its own.",
+        )
     if unknown := sorted(tree.keys() - known.keys()):
         raise QueryError(
             f"{where}: unknown {', '.join(unknown)}, expected one of {', '.join(known)}"

@@ -22,6 +22,8 @@ _FOLDER = Path(__file__).parent / "presets"
 MOST_STEPS = 1_000_000_000
 # What a policy states of routes to the gate itself, and not to the check of the traces.
 GATE_KEYS = ("traces", "traced_steps")
+# Keys of a policy of `trajreplay routes`, which is no table of checks.
+_OF_ROUTES = {"contract", "stages", "layers", "experts", "require", "max_fallback_share"}
 _TOP = ("preset", "max_steps", "run", "allow_precision", "checks", "sql")
 
 
@@ -129,6 +131,12 @@ def policy_of(tree: Mapping[str, Any], where: str) -> Policy:
     Raises:
         QueryError: A key or value is none of those allowed.
     """
+    if tree.keys() & _OF_ROUTES and not tree.keys() & {"checks", "preset"}:
+        raise QueryError(
+            f"{where}: {', '.join(sorted(tree.keys() & _OF_ROUTES))} at the top, as in a policy of "
+            "trajreplay routes; expected the policy of a gate",
+            hint="A gate reads what routes are held against from below a line [checks.routes].",
+        )
     check_known(tree, _TOP, where)
     sql = tree.get("sql", [])
     if not isinstance(sql, list):
@@ -157,8 +165,7 @@ def checked(policy: Policy, where: str) -> Policy:
 
     checks: Any = policy.checks
     run = policy.run
-    if not isinstance(checks, Mapping) or not all(isinstance(x, Mapping) for x in checks.values()):
-        raise QueryError(f"{where}: checks is {checks!r}, expected a table of tables")
+    _check_tables(checks, where)
     if run not in RUN_KINDS:
         raise QueryError(f"{where}: run is {run!r}, expected one of {', '.join(RUN_KINDS)}")
     if not isinstance(policy.allow_precision, bool):
@@ -167,14 +174,7 @@ def checked(policy: Policy, where: str) -> Policy:
         )
     if not checks and not policy.sql:
         raise QueryError(f"{where}: no check is named, and a policy that checks nothing passes all")
-    check_known(checks, tuple(CHECKS_BY_NAME), where)
-    for name, parameters in checks.items():
-        declared = {one.name: one for one in CHECKS_BY_NAME[name].parameters}
-        check_known(parameters, tuple(declared), f"{where}: checks.{name}")
-        for key, value in parameters.items():
-            problem = declared[key].problem(value)
-            if problem:
-                raise QueryError(f"{where}: checks.{name}.{key} is {value!r}, expected {problem}")
+    _check_parameters(checks, where)
     routes = {name: one for name, one in checks.get("routes", {}).items() if name not in GATE_KEYS}
     # What is stated has to be right under either contract; the command line may name it later.
     routes_policy({"contract": CONTRACTS[0], **routes}, f"{where}: checks.routes")
@@ -195,3 +195,32 @@ def checked(policy: Policy, where: str) -> Policy:
     if twice:
         raise QueryError(f"{where}: two statements are called {twice[0]!r}")
     return policy
+
+
+def _check_tables(checks: Any, where: str) -> None:
+    """Refuse checks that are no tables, or that there are not."""
+    from trajreplay.stages.gate.checks import CHECKS_BY_NAME
+
+    if not isinstance(checks, Mapping):
+        raise QueryError(f"{where}: checks is {checks!r}, expected a table of tables")
+    check_known(checks, tuple(CHECKS_BY_NAME), where)
+    for name, found in checks.items():
+        if not isinstance(found, Mapping):
+            raise QueryError(
+                f"{where}: checks.{name} is {found!r}, expected a table",
+                hint=f"Write [checks.{name}] and its parameters below it, or {name} = {{}} without "
+                f"any, under\n[checks]; {name} = false leaves a check of the preset out.",
+            )
+
+
+def _check_parameters(checks: Mapping[str, Mapping[str, Any]], where: str) -> None:
+    """Refuse parameters that a check does not have, and values that they cannot have."""
+    from trajreplay.stages.gate.checks import CHECKS_BY_NAME
+
+    for name, parameters in checks.items():
+        declared = {one.name: one for one in CHECKS_BY_NAME[name].parameters}
+        check_known(parameters, tuple(declared), f"{where}: checks.{name}")
+        for key, value in parameters.items():
+            problem = declared[key].problem(value)
+            if problem:
+                raise QueryError(f"{where}: checks.{name}.{key} is {value!r}, expected {problem}")

@@ -160,12 +160,35 @@ def test_attempts_that_are_no_chain_are_a_usage_error(lake: Lake, attempts: str)
     assert (outcome.code, outcome.out) == (2, "")
 
 
-def test_a_malformed_policy_is_a_usage_error(lake: Lake, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[checks.loss]", "unknown 'loss', expected one of command, attempt"),
+        (
+            'preset = "router-replay"\n[checks]\nroutes = "no"',
+            "checks.routes is 'no', expected a t",
+        ),
+        ("[checks]\nattempt = 3", "checks.attempt is 3, expected a table"),
+        ('contract = "legacy-async"\n', "contract at the top, as in a policy of trajreplay routes"),
+        ('preset = "replay-claen"', "preset is 'replay-claen', expected one of"),
+        ("[checks.generation_kl]\nbelow = nan", "below is nan, expected a finite number"),
+        ("[checks.truncation]\nbelow = 'x'", "below is 'x', expected a finite number"),
+        ("[checks.learning_signal]\nshare = -1", "share is -1, expected a number from 0 to 1"),
+        ("max_steps = -1\n[checks.attempt]", "max_steps is -1, expected a number from 1"),
+        ("", "no check is named"),
+        ("checks = 3", "checks is 3, expected a table of tables"),
+    ],
+)
+def test_a_malformed_policy_is_a_usage_error(
+    lake: Lake, tmp_path: Path, text: str, told: str
+) -> None:
     healthy_run(lake)
     policy = tmp_path / "policy.toml"
-    policy.write_text("[checks.loss]")
+    policy.write_text(text)
     outcome = run("gate", policy, "--lake", lake.path, "--attempt", "0")
     assert (outcome.code, outcome.out) == (2, "")
+    assert told in outcome.err
+    assert "{'command'" not in outcome.err, "no table as Python has it"
 
 
 def certified(lake: Path, verdict: Path, then: str, *more: str) -> tuple[str, ...]:

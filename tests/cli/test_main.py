@@ -62,7 +62,7 @@ def test_an_unknown_verb_is_a_usage_error() -> None:
     outcome = run("explode")
     assert outcome.code == 2
     assert outcome.out == ""
-    assert outcome.err.endswith("Error: No such command 'explode'.\n")
+    assert outcome.err.endswith("Error: no verb 'explode'\n")
 
 
 def test_not_a_lake_is_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -235,3 +235,20 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 def test_the_program_is_the_package() -> None:
     assert program("--version") == run("--version")
     assert main_module.main is main
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("replya", "; did you mean replay?"),
+        ("pre-flight", "; did you mean preflight?"),
+        ("val", "; did you mean validate?"),
+        ("REPLAY", "; did you mean replay?"),
+        ("zzz", ""),
+        ("", ""),
+    ],
+)
+def test_a_misspelt_verb_is_answered_with_the_nearest(word: str, told: str) -> None:
+    outcome = run(word)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.endswith(f"Error: no verb {word!r}{told}\n")

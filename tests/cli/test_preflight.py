@@ -116,3 +116,25 @@ def test_a_file_of_another_framework_is_unverified_and_said_to_be_one(tmp_path: 
     assert "none of the" in last
     assert "it looks like one of verl: actor_rollout_ref" in last
     assert run("preflight", path, "--framework", "verl").code == 0
+
+
+def test_a_version_that_no_rule_was_read_from_is_unverified(config: Path, tmp_path: Path) -> None:
+    fine = ("loss_type=grpo", "epsilon_high=0.3")
+    outcome = run("preflight", config, "--framework", "trl@9.9", *fine)
+    assert outcome.code == 3
+    last = outcome.out.splitlines()[-1]
+    assert last.startswith("unverified: ")
+    assert "nothing is known of version 9.9: the rules are of >=0.22,<1.17" in last
+    assert run("preflight", config, "--framework", "trl@9.9").code == 1, "what is wrong stays so"
+    own = tmp_path / "own.toml"
+    own.write_text('framework = "trl"\nversion = 1\nreleases = ">=9,<10"\n')
+    assert run("preflight", config, "--framework", "trl@9.9", "--rules", own, *fine).code == 0
+    own.write_text('framework = "trl"\nversion = 1\nreleases = "9.x"\n')
+    outcome = run("preflight", config, "--framework", "trl@9.9", "--rules", own, *fine)
+    assert outcome.code == 2
+    assert "releases are '9.x', expected as >=0.22,<1.10" in outcome.err
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_no_framework_takes_any_version(framework: str) -> None:
+    assert not built_in(framework).knows("99")

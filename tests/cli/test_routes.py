@@ -52,6 +52,8 @@ def test_a_policy_that_is_malformed_is_a_usage_error(tmp_path: Path) -> None:
         ("contract = ", "no policy can be read"),
         ('contract = "guess"', "expected one of legacy-async, transfer-queue"),
         ('contract = "transfer-queue"\nlayer = [1]', "unknown layer"),
+        ('preset = "router-replay"\n', "preset, as in the policy of a gate"),
+        ("[checks.routes]\n", "Put what stands below [checks.routes] there"),
         ('contract = "transfer-queue"\nlayers = [true]', "layers is [True]"),
         ('contract = "transfer-queue"\nmax_fallback_share = 2', "expected 0 to 1"),
         ('contract = "transfer-queue"\nrequire = ["all"]', "require has 'all'"),

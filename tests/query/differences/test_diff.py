@@ -16,7 +16,9 @@ from trajreplay import Lake, QueryError, RecomputeConfig
 from trajreplay.query.catalog import Cohort
 from trajreplay.query.differences import DiffReport
 from trajreplay.query.differences.compare import Tolerance, _differing, compare_column
+from trajreplay.schema.lakefile import open_lake
 from trajreplay.schema.tables import STEPS
+from trajreplay.writer.attempts import reserve_next_attempt
 
 SAMPLES = 4
 LENGTH = 3
@@ -352,8 +354,14 @@ def test_two_lakes_are_held_against_each_other(lake: Lake, tmp_path: Path) -> No
 def test_runs_without_a_common_cohort_and_unknown_runs_are_usage_errors(lake: Lake) -> None:
     step(lake, "a", 0)
     step(lake, "b", 1)
-    with pytest.raises(QueryError, match="no rollout or step in common"):
+    with pytest.raises(
+        QueryError, match="in common: run a has step 0:0, run b has step 0:1"
+    ) as apart:
         lake.diff("a", "b")
+    assert "trajreplay info" in apart.value.hint
+    reserve_next_attempt(open_lake(lake.path), "empty")
+    with pytest.raises(QueryError, match=r"^run empty captured no rollout or step: nothing can"):
+        Lake.open(lake.path).diff("a", "empty")
     with pytest.raises(QueryError):
         lake.diff("a", "nobody")
     with pytest.raises(QueryError, match="2 runs"):
