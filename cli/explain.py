@@ -63,6 +63,10 @@ def explain(
     Each stage that diverged on its own is recomputed, over its whole rollout or step, under every
     known mistake and under pairs of them; those that give what was recorded are named, the most
     believable first. Where none does, the shape of the error is said.
+
+    Table and json have all of it. Rows of ndjson, csv and parquet are explanations; the first
+    values that are not finite, what differs by its rounding alone and what was not judged are
+    told on stderr beside them.
     """
     check_selection(selection)
     everything = everything or output.verbose

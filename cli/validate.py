@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from trajreplay.query import ValidationFinding, ValidationReport
 
 _SHOWN = 10
+# What a message calls a capture set, or the rollout that one consumed from.
+_COHORT = re.compile(r"run (?:'[^']*'|\"[^\"]*\")|\b(?:attempt|rollout|step|rank) \d+")
 _COLORS = {"error": "red", "warning": "yellow", "info": "cyan"}
 
 
@@ -41,7 +44,8 @@ _COLORS = {"error": "red", "warning": "yellow", "info": "cyan"}
     "--all",
     "everything",
     is_flag=True,
-    help="Show every finding. Default: the first ten of a kind.",
+    help="Show every finding. Default: the first ten of a kind, those that say the same of several "
+    "files told once.",
 )
 @output_options
 def validate(
@@ -74,14 +78,29 @@ def validation_lines(
         for one in report.findings:
             if one.severity == severity:
                 kinds[severity, one.check].append(one)
-    for (severity, check), alike in kinds.items():
+    for (severity, check), of_kind in kinds.items():
         painted = click.style(severity, fg=_COLORS[severity]) if color else severity
-        for one in alike if everything else alike[:_SHOWN]:
+        together = [[one] for one in of_kind]
+        if not everything and severity != "error":  # of those each place is one to go to
+            together = _alike(of_kind)
+        for alike in together if everything else together[:_SHOWN]:
+            one = alike[0]
             path = "" if one.path is None or one.path in one.message else f"{one.path}: "
-            yield f"{painted} {check}: {printable(path + one.message)}"
-        if not everything and len(alike) > _SHOWN:
-            yield f"{painted} {check}: and {len(alike) - _SHOWN} more (--all shows them)"
+            many = f"{len(alike)} alike, the first " if len(alike) > 1 else ""
+            yield f"{painted} {check}: {many}{printable(path + one.message)}"
+        left = sum(map(len, together[_SHOWN:]))
+        if not everything and left:
+            yield f"{painted} {check}: and {left} more (--all shows them)"
     yield _summary(report)
+
+
+def _alike(found: list[ValidationFinding]) -> list[list[ValidationFinding]]:
+    """Findings that say the same of different files, rollouts and steps, put together."""
+    said: dict[str, list[ValidationFinding]] = defaultdict(list)
+    for one in found:
+        text = one.message if one.path is None else one.message.replace(one.path, "")
+        said[_COHORT.sub("", text)].append(one)
+    return list(said.values())
 
 
 def _summary(report: ValidationReport) -> str:

@@ -183,7 +183,11 @@ class _Naming:
             ) from error
         if isinstance(error, BaseError) and not isinstance(error, AlreadyExistsError):
             raise DatasetError(
-                f"{self._path} in {self._url} cannot be reached: {_line(error)}", path=self._path
+                f"{self._path} in {self._url} cannot be reached: {_line(error)}",
+                hint="Check the address, that the machine reaches it, and that the credentials, "
+                "region and\nendpoint in the environment are those of the bucket (AWS_ENDPOINT, "
+                "AWS_REGION, ...).",
+                path=self._path,
             ) from error
 
 

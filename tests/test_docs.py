@@ -17,7 +17,8 @@ from tests.helpers.documents import (
     comparable,
     documents,
 )
-from trajreplay.cli.docs import GENERATORS, regenerated, verb
+from trajreplay.cli.docs import GENERATORS, regenerated
+from trajreplay.cli.docs_verbs import verb
 from trajreplay.cli.main import VERBS, main
 from trajreplay.cli.schema import tables
 from trajreplay.schema import STAGES

@@ -118,6 +118,7 @@ def _read(path: Path, options: ImportOptions) -> Sequence[CaptureRecord]:
 
 def _sample(one: Fields, version: int, file: Path) -> SampleRecord:
     """Read a sample. Its head version is -1: that is how tokens of the prompt are marked."""
+    one.get("head_version", read.whole, None)
     found = one.get("tail_version", read.coordinate)
     if found != version:
         raise one.error("tail_version", f"is {found}", f"{version}, as its folder is named")

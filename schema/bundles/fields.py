@@ -199,6 +199,13 @@ def coordinate(value: Any) -> int:
     return value
 
 
+def whole(value: Any) -> int:
+    """A whole number, of either sign."""
+    if type(value) is not int:
+        raise ValueError("a whole number")
+    return value
+
+
 def flag(value: Any) -> bool:
     """True or false."""
     if type(value) is not bool:

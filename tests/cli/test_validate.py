@@ -68,19 +68,41 @@ def test_other_formats_are_the_findings_with_the_summary_on_stderr(tmp_path: Pat
 
 
 def test_many_findings_of_a_kind_are_counted_unless_all_are_asked_for() -> None:
-    findings = [
-        ValidationFinding("warning", "stray", f"data/{one}", "ignored") for one in range(30)
-    ]
+    findings = [ValidationFinding("error", "stray", f"data/{one}", "ignored") for one in range(30)]
     report = ValidationReport(
         [*findings, ValidationFinding("error", "integrity", "x", "x has 3 bytes")]
     )
     lines = list(validation_lines(report))
-    assert lines[0] == "error integrity: x has 3 bytes"
-    assert lines[-2] == "warning stray: and 20 more (--all shows them)"
-    assert lines[-1] == "broken: 0 captures, 0 files, 0 bytes: 1 error, 30 warnings"
+    assert lines[-3] == "error stray: and 20 more (--all shows them)"
+    assert lines[-2] == "error integrity: x has 3 bytes"
+    assert lines[-1] == "broken: 0 captures, 0 files, 0 bytes: 31 errors"
     assert len(lines) == 13
     assert len(list(validation_lines(report, everything=True))) == 32
-    assert "\x1b[31merror\x1b[0m integrity" in next(validation_lines(report, color=True))
+    assert "\x1b[31merror\x1b[0m stray" in next(validation_lines(report, color=True))
+
+
+def test_notes_that_say_the_same_of_several_places_are_told_once() -> None:
+    notes = [
+        ValidationFinding("info", "closure", None, f"run 'r-{one}' rollout {one}: judged alone")
+        for one in range(200)
+    ]
+    strays = [
+        ValidationFinding("warning", "stray", f"data/{one}", f"data/{one}: ignored")
+        for one in range(3)
+    ]
+    other = [ValidationFinding("info", "closure", None, "run 'r-0' rollout 7: not judged")]
+    report = ValidationReport([*notes, *strays, *other])
+    assert list(validation_lines(report))[:-1] == [
+        "warning stray: 3 alike, the first data/0: ignored",
+        "info closure: 200 alike, the first run 'r-0' rollout 0: judged alone",
+        "info closure: run 'r-0' rollout 7: not judged",
+    ]
+    assert len(list(validation_lines(report, everything=True))) == 205
+
+
+def test_notes_that_differ_in_a_number_are_told_apart() -> None:
+    notes = [ValidationFinding("info", "size", None, f"{one} samples are short") for one in (2, 3)]
+    assert len(list(validation_lines(ValidationReport(notes)))) == 3
 
 
 def test_a_flipped_bit_anywhere_is_found(tmp_path: Path) -> None:

@@ -186,5 +186,6 @@ def test_a_store_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) -
         lambda: store.publish_if_absent("x", b""),
         lambda: Lake.open("s3://bucket/prefix"),
     ):
-        with pytest.raises(DatasetError, match=r"in s3://bucket/prefix cannot be reached"):
+        with pytest.raises(DatasetError, match=r"in s3://bucket/prefix cannot be reached") as told:
             ask()
+        assert "endpoint in the environment" in told.value.hint

@@ -184,6 +184,18 @@ BROKEN: dict[str, tuple[str, Path, Edit, str]] = {
         lambda it: it[1].update(tail_version=3),
         "tail_version is 3, expected 2",
     ),
+    "a version that is text": (
+        "areal",
+        TASK,
+        lambda it: it[1].update(head_version="-1"),
+        "head_version is '-1', expected a whole number",
+    ),
+    "a version that is a truth": (
+        "areal",
+        TASK,
+        lambda it: it[1].update(head_version=True),
+        "head_version is True, expected a whole number",
+    ),
     "another task": ("areal", TASK, lambda it: it[1].update(task_id=18), "task_id is 18"),
     "the same sample twice": (
         "areal",
