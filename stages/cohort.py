@@ -50,6 +50,8 @@ class LoadedCohort:
         incomplete: Its samples with what was left out of `table`; None where nothing was.
         others: By stage whose statistics are of whole rollouts, the samples of these that the step
             did not consume.
+        earlier: (N,) float64. By column and time in words, log-probs of its samples that were
+            captured before it.
     """
 
     report: CohortReport
@@ -71,6 +73,7 @@ class LoadedCohort:
     comparison: Comparison = field(default_factory=Comparison)
     incomplete: pa.Table | None = None
     others: Mapping[str, pa.Table] = field(default_factory=dict)
+    earlier: Mapping[tuple[str, str], Tensor] = field(default_factory=dict)
 
     @cached_property
     def stages(self) -> list[str]:

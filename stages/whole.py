@@ -14,6 +14,7 @@ from trajreplay.schema.lists import Int64s
 from trajreplay.schema.tables import SAMPLE_TABLES
 from trajreplay.stages.block import Block
 from trajreplay.stages.cohort import LoadedCohort
+from trajreplay.stages.earlier import Earlier, earlier_log_probs
 from trajreplay.stages.judge import DEFAULT_MEMORY_BYTES
 from trajreplay.stages.loading import Task, load_cohort
 from trajreplay.stages.recipe import Recipes
@@ -91,6 +92,10 @@ class WholeCohorts:
             return None  # a replay says so
         newest = (int(versions.max()) for one in parts if len(versions := _versions(one)))
         return max(newest, default=None)
+
+    def earlier(self, cohort: LoadedCohort) -> Earlier:
+        """The log-probs of the samples of a step as they were captured before it."""
+        return earlier_log_probs(cohort, self._sets, self.sources)
 
     def declaring(self, cohort: Cohort, stage: str) -> list[Cohort]:
         """The cohort if it declares that a stage can be recomputed, else its rollouts that do."""

@@ -122,6 +122,7 @@ def _handed(cohort: LoadedCohort, sources: Sources, names: Sequence[str]) -> Ite
         mine = ((attempts == attempt) & (rollouts == rollout)).nonzero()[0]
         theirs = source.rows_of(table["sample_id"].take(pa.array(mine)))
         matched.append((source, mine[theirs >= 0], theirs[theirs >= 0]))
+    earlier = _earlier(cohort, [mine for _, mine, _ in matched])
     for name in names:
         sides = _column(table, matched, name, name)
         if sides is None:
@@ -149,7 +150,27 @@ def _handed(cohort: LoadedCohort, sources: Sources, names: Sequence[str]) -> Ite
             mask != 0 if mask is not None and per_token else torch.ones(len(recorded)) != 0,
             others,
             owns,
+            earlier={
+                words: values for words, values in earlier.items() if len(values) == len(recorded)
+            },
         )
+
+
+def _earlier(cohort: LoadedCohort, rows: list[np.ndarray]) -> dict[str, Tensor]:
+    """What was captured before of the samples in some rows of a step, by words."""
+    if not rows:
+        return {}
+    lengths = cohort.table["response_length"].to_numpy()
+    chosen = np.concatenate(rows)
+    begins = np.concatenate([[0], np.cumsum(lengths)])[chosen]
+    counts = lengths[chosen]
+    inside = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    tokens = torch.from_numpy(np.repeat(begins, counts) + inside).long()
+    return {
+        f"{name} of {when}": values[tokens]
+        for (name, when), values in cohort.earlier.items()
+        if when != "the rollout"  # which the column is held against
+    }
 
 
 def _column(

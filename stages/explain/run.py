@@ -209,9 +209,13 @@ def _block(whole: WholeCohorts, place: Cohort) -> Block | None:
 
 
 def _load(whole: WholeCohorts, place: Cohort) -> LoadedCohort | CohortReport:
-    """A cohort, and what else its rollouts hold: statistics may have been of these, too."""
+    """A cohort, what else its rollouts hold, and what was captured of it before.
+
+    Statistics may have been of all samples of a rollout, and log-probs those of another time.
+    """
     loaded = whole.load(place)
     if isinstance(loaded, LoadedCohort):
+        loaded.earlier = whole.earlier(loaded)
         loaded.others = {**loaded.others, **others_of_rollouts(loaded, whole.sources)}
     return loaded
 

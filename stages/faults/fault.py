@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -47,6 +47,7 @@ class Handed:
         others: Other columns of the rollouts with as many values.
         owns: Other columns of the step with as many values.
         ranks: (S,) int64. The rank of each sample, where that is asked for.
+        earlier: By words, log-probs with as many values that were captured of the samples before.
     """
 
     column: str
@@ -57,6 +58,7 @@ class Handed:
     others: Mapping[str, Tensor]
     owns: Mapping[str, Tensor]
     ranks: Tensor = torch.zeros(0, dtype=torch.int64)  # noqa: RUF009
+    earlier: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 Hands = Callable[[Handed], Iterable[tuple[Tensor, str]]]

@@ -86,6 +86,12 @@ def _other(given: Handed) -> Made:
         yield values, f"the {name} of the step itself"
 
 
+def _earlier(given: Handed) -> Made:
+    if given.column.endswith("log_probs"):
+        for words, values in given.earlier.items():
+            yield values, f"the {words}"
+
+
 def _permuted(given: Handed) -> Made:
     """Each sample has the values of another one of the same rollout."""
     offsets = given.offsets.tolist()
@@ -159,6 +165,13 @@ FAULTS = (
         _other,
         "K-069",
         "https://github.com/radixark/miles/pull/1829",
+    ),
+    _fault(
+        "stale",
+        "log-probs of an earlier step",
+        "when log-probs are recomputed, and which of them are kept",
+        _earlier,
+        "K-069",
     ),
     _fault(
         "permuted",

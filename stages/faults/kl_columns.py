@@ -20,6 +20,7 @@ from trajreplay.stages.faults.fault import (
     setting,
 )
 from trajreplay.stages.faults.kl import fault, wrong
+from trajreplay.stages.faults.loss_columns import stale_columns
 from trajreplay.stages.faults.precision import computing_dtypes, rounding_dtypes
 from trajreplay.stages.faults.tokens import shifted
 from trajreplay.stages.variants import Variant
@@ -35,6 +36,12 @@ def _stale(block: Block) -> Iterable[Told]:
             values = block.packed.tokens(other)
             yield Told(Variant(columns={policy: values}), f"{other} for {policy}")
             yield Told(Variant(columns={"ref_log_probs": values}), f"{other} for ref_log_probs")
+
+
+def _earlier(block: Block) -> Iterable[Told]:
+    if setting(block, "kl.coef"):
+        for target in (LOG_PROB_SOURCES[setting(block, "kl.policy_source")], "ref_log_probs"):
+            yield from stale_columns(block, target)
 
 
 def _shift(block: Block) -> Iterable[Told]:
@@ -101,6 +108,14 @@ FAULTS = (
         "the KL with {}",
         "which log-probs stand for policy and reference; kl.policy_source",
         _stale,
+        "K-069",
+    ),
+    fault(
+        "stale",
+        "log-probs of an earlier step",
+        "the KL with the {}",
+        "when log-probs of policy and reference are recomputed, and which of them are kept",
+        _earlier,
         "K-069",
     ),
     fault(

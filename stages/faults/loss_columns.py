@@ -42,6 +42,23 @@ def _columns(block: Block) -> Iterable[Told]:
                 yield Told(Variant(columns={target: values}), f"{other} for {target}")
 
 
+def _stale(block: Block) -> Iterable[Told]:
+    """What was captured of the same samples at another time, in the place of what the loss read."""
+    old = old_log_probs(block.settings)
+    reads = block.cohorts[0].abilities[STAGE].reads if STAGE in block.cohorts[0].abilities else ()
+    for target in dict.fromkeys((old, "log_probs", "ref_log_probs", "rollout_log_probs")):
+        if target in reads:
+            yield from stale_columns(block, target)
+
+
+def stale_columns(block: Block, target: str) -> Iterable[Told]:
+    """Tries of log-probs of another time in the place of a column."""
+    for (name, when), values in block.cohorts[0].earlier.items():
+        # A reference is one model at all times, and stands for no other one.
+        if (name == "ref_log_probs") == (target == "ref_log_probs"):
+            yield Told(Variant(columns={target: values}), f"{name} of {when} for {target}")
+
+
 def _shifted(block: Block) -> Iterable[Told]:
     for name in (
         old_log_probs(block.settings),
@@ -181,6 +198,14 @@ FAULTS = (
         "the loss with {}",
         "which log-probs are handed to the loss, and when they were recomputed",
         _columns,
+        "K-069",
+    ),
+    fault(
+        "stale",
+        "log-probs of an earlier step",
+        "the loss with the {}",
+        "when old, rollout and reference log-probs are recomputed, and which of them are kept",
+        _stale,
         "K-069",
     ),
     fault(

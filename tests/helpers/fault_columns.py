@@ -51,7 +51,8 @@ def _tokens(fault: Fault, draw: Draw) -> Handed:
         others["loss_mask"] = mask.double()
     name = "loss_mask" if of_mask else _OTHERS[0]
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-    return Handed(name, origin, origin, offsets, mask, others, owns)
+    earlier = {f"log_probs of step {step}": drawn() for step in range(2)}
+    return Handed(name, origin, origin, offsets, mask, others, owns, earlier=earlier)
 
 
 def _raw(draw: Draw) -> Handed:

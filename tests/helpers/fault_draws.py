@@ -6,13 +6,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from tests.helpers.fault_columns import handed
 from tests.helpers.fault_scenes import SCENES, Scene
 from tests.helpers.faulty import PLACE, block_of, differs, explained, with_fault
 from tests.helpers.healthy_composed import Draw
 from tests.stages.test_composed import CHANGES, STAGES
+from trajreplay.schema.columns import has_column
 from trajreplay.schema.settings import PROFILES
 from trajreplay.stages.block import Block
+from trajreplay.stages.earlier import LOG_PROBS
 from trajreplay.stages.explain.explanation import Explanation, Hypothesis
 from trajreplay.stages.explain.fit import SURE
 from trajreplay.stages.explain.handoffs import explain_column
@@ -81,6 +86,23 @@ def _is_twin(other: Hypothesis, missed: float) -> bool:
 _OF_ROLLOUTS = ("reward.other-batch", "advantage.other-batch", "loss.other-batch")
 
 
+# Faults of a step that others came before: one is made up, since a drawn cohort is alone.
+_OF_EARLIER_STEPS = ("kl.stale", "loss.stale")
+
+
+def _earlier(block: Block, draw: Draw) -> dict[tuple[str, str], Tensor]:
+    """Log-probs of the samples of a cohort as a step before it may have captured them."""
+    names = [one for one in LOG_PROBS if has_column(block.packed.table, one)]
+    noise = draw.numbers.normal(0.0, 0.3, (len(names), len(block.packed.mask)))
+    return {
+        (name, "the step before"): (block.packed.tokens(name) + torch.from_numpy(gap))
+        .clamp(max=-1e-3)
+        .float()
+        .double()
+        for name, gap in zip(names, noise, strict=True)
+    }
+
+
 def can_be_put_in(fault: Fault) -> bool:
     """Whether a fault is a transformation of one cohort, not a finding of a check."""
     made = fault.tries is not None or fault.hands is not None
@@ -104,6 +126,8 @@ def explanation_of(fault: Fault, seed: int, folder: Path) -> Explanation | None:
     except LookupError:
         return None
     block = block_of(folder, draw, settings, scene.alter, scene.groups)
+    if fault.id in _OF_EARLIER_STEPS:
+        block.cohorts[0].earlier = _earlier(block, draw)
     faulty = next(_faulty(fault, block, draw, scene), None)
     return None if faulty is None else explained(faulty, fault.stage, FAULTS)
 
