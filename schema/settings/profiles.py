@@ -13,6 +13,7 @@ from typing import Any
 from trajreplay.schema.errors import SchemaError
 from trajreplay.schema.settings.advantage import AdvantageSettings, KlSettings, own_clamp
 from trajreplay.schema.settings.knobs import kinds
+from trajreplay.schema.settings.layout import LayoutSettings
 from trajreplay.schema.settings.loss import LossSettings, ValueSettings
 from trajreplay.schema.settings.reward import RewardSettings
 from trajreplay.schema.settings.tree import SECTIONS, Settings
@@ -44,6 +45,10 @@ class Profile:
 _BOTH_TEN, _BOTH_TWENTY = (-10.0, 10.0), (-20.0, 20.0)
 # How advantages are whitened once they are: E[x^2] - E[x]^2, and a lone token over n.
 _ONE_PASS = AdvantageSettings(whiten_one_pass=True, whiten_short="biased")
+# Rewards and advantages are made of everything that was sampled before it is cut into steps: by a
+# driver, by the trainer's workers before their steps, or (TRL) with each generation batch. AReaL
+# and Relax may be handed their batches in parts, and prime-rl takes no statistics over a batch.
+_BEFORE_STEPS = LayoutSettings(batch="rollout")
 _EQUAL = 1e-6  # the deviation up to which a filter of groups, once it is on, takes rewards as equal
 _HALF_SQUARE = ValueSettings(clip=0.5, factor=0.5, counted="loss")
 
@@ -66,6 +71,7 @@ _ALL = (
             reward=RewardSettings(grouping="stride", constant_within=_EQUAL),
             advantage=_ONE_PASS,
             loss=LossSettings(batch_reduction="mean"),
+            layout=_BEFORE_STEPS,
         ),
     ),
     Profile(
@@ -90,6 +96,7 @@ _ALL = (
                 count_epsilon=1e-8,
             ),
             value=_HALF_SQUARE,
+            layout=_BEFORE_STEPS,
         ),
     ),
     Profile(
@@ -114,6 +121,7 @@ _ALL = (
                 kl_loss_weight="ratio",
             ),
             value=ValueSettings(clip=0.2, factor=0.5, counted="loss"),
+            layout=_BEFORE_STEPS,
         ),
     ),
     Profile(
@@ -140,6 +148,7 @@ _ALL = (
                 count_epsilon=1e-8,
             ),
             value=ValueSettings(clip=None, factor=0.5, counted="loss", counts="unshifted"),
+            layout=_BEFORE_STEPS,
         ),
     ),
     Profile(
@@ -174,6 +183,7 @@ _ALL = (
                 denominator_rows="with-tokens",
             ),
             value=_HALF_SQUARE,
+            layout=_BEFORE_STEPS,
         ),
     ),
     Profile(

@@ -70,13 +70,15 @@ def worked_number(settings: Settings, section: str) -> float | None:
 
     Args:
         settings: The arithmetic; `n_samples_per_prompt` is the example's where it is not stated.
-        section: reward, kl, advantage, loss or value.
+        section: reward, kl, advantage, loss or value; layout and sampling are no arithmetic.
 
     Returns:
         reward: the sum of |processed reward|; kl: the mean KL of a token; advantage: the sum of
-        |advantage| over trained tokens; loss, value: the loss. None where the settings contradict
-        each other, or a term takes more than the example has.
+        |advantage| over trained tokens; loss, value: the loss. None of other sections, where the
+        settings contradict each other, or where a term takes more than the example has.
     """
+    if section not in _NUMBERS:
+        return None
     if settings.reward.n_samples_per_prompt is None:
         changes = {"reward.n_samples_per_prompt": N_SAMPLES_PER_PROMPT}
         settings = with_changes(settings, changes)

@@ -10,6 +10,7 @@ from tests.helpers.composed import ComposedTrainer
 from tests.helpers.scenes import WAY, drawn, the_cohort, the_stage, write_rollout
 from tests.helpers.trainer import Sample
 from trajreplay import KlSettings, Lake, LossSettings, RewardSettings, Settings, with_changes
+from trajreplay.schema.settings import profile
 from trajreplay.stages import StageResult
 
 PLAIN = Settings(
@@ -202,6 +203,35 @@ def test_statistics_of_the_rollout_are_named_where_those_of_the_step_are_stated(
     _write_steps(lake, settings, [samples], [samples[:4], samples[4:]])
     write_rollout(lake, {0: samples}, stages=["sample"], settings=settings)
     assert OTHER[stage] in _named(lake, stage)
+
+
+@pytest.mark.parametrize("name", ["slime", "verl", "trl", "nemo-rl", "openrlhf"])
+def test_who_names_a_framework_that_whitens_before_its_steps_need_not_say_so(
+    tmp_path: Path, name: str
+) -> None:
+    white = {"advantage.whiten": "cohort", "reward.n_samples_per_prompt": 4, "kl.coef": 0.1}
+    settings = with_changes(profile(name).settings, white)
+    for wrong in (False, True):
+        lake, samples = Lake.create(tmp_path / str(wrong)), _samples()
+        steps = [samples[:4], samples[4:]]
+        for own in steps if wrong else [samples]:
+            trainer = ComposedTrainer(settings, {0: own})
+            trainer.score()
+            trainer.estimate()
+        write_rollout(lake, {0: samples}, stages=["sample"], settings=settings)
+        for step_id, own in enumerate(steps):
+            stages, columns = ["sample", ESTIMATE], ALL_COLUMNS
+            capture(
+                lake,
+                {0: own},
+                WAY,
+                step_id=step_id,
+                stages=stages,
+                columns=columns,
+                settings=settings,
+            )
+        found = {_stage(lake, ESTIMATE, step_id).verdict for step_id in (0, 1)}
+        assert "diverged" in found if wrong else found <= set(PASSING)
 
 
 @pytest.mark.parametrize("name", [one for one in OF_BATCHES if one not in WIDE])
