@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,7 +17,9 @@ from trajreplay.stages.constant_groups import without_dropped
 from trajreplay.stages.other_samples import other_samples
 from trajreplay.stages.report import CohortReport, StageResult
 from trajreplay.stages.sources import Source, Sources
+from trajreplay.stages.wide import WEIGHED
 
+_CHANGED = ("recomputed", "bfloat16", "float16")  # on the way from a rollout to its steps
 _ELSEWHERE = "declare the stage at the rollout, whose capture holds them all"
 
 
@@ -60,8 +62,14 @@ def check_batches(
                 parts = _parts(table, report.run_id, sources, settings.reward, _is_elsewhere)
             if by_batch:
                 problem = _of_batch(by_batch, batch, parts, len(source_pairs(table)))
-                if problem and batch == "rollout" and _can_be_wide(stage, by_batch):
-                    found = other_samples(table, report.run_id, sources, one.reads)
+                if problem and batch == "rollout" and not one.kernel:
+                    found = _not_wide(stage, settings, _reads(stage, one)) or other_samples(
+                        table,
+                        report.run_id,
+                        sources,
+                        _reads(stage, one),
+                        ranks=report.ranks if _by_rank(stage, settings) else None,
+                    )
                     problem = f"{problem}; {found}" if isinstance(found, str) else ""
                     wide |= {} if isinstance(found, str) else {stage: found}
             elif parts:
@@ -86,15 +94,43 @@ def others_of_rollouts(cohort: LoadedCohort, sources: Sources) -> dict[str, pa.T
     found: dict[str, pa.Table] = {}
     for stage, one in cohort.abilities.items():
         by_batch = over_batches(stage, settings, one)
-        if by_batch and _can_be_wide(stage, by_batch):
-            others = other_samples(cohort.table, cohort.report.run_id, sources, one.reads)
+        if not by_batch or one.kernel:
+            continue
+        if not _not_wide(stage, settings, _reads(stage, one)):
+            others = other_samples(
+                cohort.table,
+                cohort.report.run_id,
+                sources,
+                _reads(stage, one),
+                ranks=cohort.report.ranks if _by_rank(stage, settings) else None,
+            )
             found |= {} if isinstance(others, str) or not others.num_rows else {stage: others}
     return found
 
 
-def _can_be_wide(stage: str, by_batch: str) -> bool:
-    """Whether statistics can be of samples that the step does not hold."""
-    return stage in ("reward.post_process", "advantage.estimate") and "rank'" not in by_batch
+def _reads(stage: str, ability: Ability) -> Collection[str]:
+    """What a statistic takes of samples that a step does not hold."""
+    return WEIGHED if stage == "loss.policy" else ability.reads
+
+
+def _by_rank(stage: str, settings: Settings) -> bool:
+    """Whether the rank that held a sample decides what it shares statistics with."""
+    sets = settings.advantage.whiten, settings.advantage.whiten_centre
+    return stage == "advantage.estimate" and sets[0] != "none" and "rank" in sets
+
+
+def _not_wide(stage: str, settings: Settings, reads: Collection[str]) -> str:
+    """Why statistics cannot be of samples that a step does not hold; empty if they can."""
+    reward = settings.reward
+    if stage == "loss.policy" and settings.loss.proximal != "recorded":
+        return f"loss.proximal is {settings.loss.proximal!r}, of which rollouts hold nothing"
+    sums = reward.rescale != "none" or reward.combination == "normalise-then-sum"
+    if stage == "reward.post_process" and reward.grouping == "stride" and sums:
+        return "reward.grouping is 'stride', which counts the rows that a rank consumed"
+    changed = [one for one in (*reads, "loss_mask") if settings.handoff.get(one) in _CHANGED]
+    if changed:
+        return f"handoff.{changed[0]} is {settings.handoff[changed[0]]!r}"
+    return ""
 
 
 def _of_batch(what: str, batch: str, parts: list[str], rollouts: int) -> str:

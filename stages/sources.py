@@ -21,6 +21,7 @@ from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.identity import DATA, CaptureKey
 from trajreplay.schema.tables import EVENTS, ROLLOUTS
 from trajreplay.stages.consumed import Consumed
+from trajreplay.stages.packed import numbered
 from trajreplay.stages.shard_outputs import Part
 from trajreplay.stages.shards import PLACING, is_sharded, placed, whole_samples
 
@@ -64,12 +65,14 @@ class Source:
     """The rows of one rollout.
 
     Args:
-        table: Its samples: `sample_id` and the twin columns that it holds.
+        table: Its samples: `sample_id`, the twin columns that it holds, and the rank of each.
         recomputed: By column and sample, values that disagree with what the rollout recorded.
+        ranks: The ranks that it was expected of.
     """
 
     table: pa.Table
     recomputed: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    ranks: tuple[int, ...] = ()
 
     def rows_of(self, sample_ids: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.int64]]:
         """(K,) int64. The row of each sample, -1 for one that the rollout does not hold."""
@@ -177,7 +180,10 @@ class Sources:
         store = self._sets.catalog.store
         try:
             parts = [
-                Part(replace(one, outputs=()), read_columns(store, one, ROLLOUTS, names))
+                Part(
+                    replace(one, outputs=()),
+                    numbered(read_columns(store, one, ROLLOUTS, names), one.key.rank),
+                )
                 for one in found.owners
             ]
             if is_sharded(parts):
@@ -186,7 +192,8 @@ class Sources:
         except DatasetError as error:
             return Refused(f"rollout {cohort.rollout_id} is refused: {error.message}")
         tables = [part.table for part in parts]
-        return Source(pa.concat_tables(tables), self._recomputed.get(cohort, {}))
+        ranks = tuple(sorted(found.ranks))
+        return Source(pa.concat_tables(tables), self._recomputed.get(cohort, {}), ranks)
 
     def _evict(self) -> None:
         while self._bytes > self._limit_bytes and len(self._kept) > 1:

@@ -28,6 +28,7 @@ from trajreplay.stages.compose import (
 from trajreplay.stages.coverage import POLICY
 from trajreplay.stages.kernels import MeanError
 from trajreplay.stages.proximal import OLD, Interpolation
+from trajreplay.stages.wide import whole_batches
 
 
 def token_reads(block: Block, stage: str) -> tuple[str, ...]:
@@ -58,6 +59,8 @@ class TokenLosses:
         self._plain = plain and self._kernel is None
         self._offsets = packed.offsets
         self._cohorts = packed.batches(block.settings.layout)
+        wide = whole_batches(block, stage) if stage == POLICY else None
+        self._widened = None if wide is None else wide.of_losses
         self._mask = replaced.get("loss_mask", packed.mask)
         self.weights = self._mask.double() if "loss_mask" in replaced else packed.weights
         self.columns = {
@@ -150,7 +153,8 @@ class TokenLosses:
     def _given(self, columns: dict[str, Tensor]) -> LossInputs:
         if self._on_policy:  # the current ones themselves, without their gradient
             columns = {**columns, OLD: columns["log_probs"].detach()}
-        return LossInputs(columns, self._mask, self._offsets, self.micro_batches, self._cohorts)
+        sets = self.micro_batches, self._cohorts
+        return LossInputs(columns, self._mask, self._offsets, *sets, self._widened)
 
     def _moved(self, share: float, against: float) -> LossSettings:
         if not share and not against:

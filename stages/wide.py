@@ -12,7 +12,9 @@ from torch import Tensor
 
 from trajreplay.stages.block import Block
 from trajreplay.stages.cohort import LoadedCohort
+from trajreplay.stages.compose import LossInputs
 
+WEIGHED = ("old_log_probs", "rollout_log_probs")  # what weights against the sampler are made of
 _KEPT = "wide"  # where a block keeps its whole batches
 
 
@@ -52,6 +54,18 @@ class WholeBatches:
     def own(self, values: Tensor, *, per_token: bool) -> Tensor:
         """Those of the step, of values of all samples or tokens."""
         return values[self._places(per_token)]
+
+    def of_losses(self, given: LossInputs) -> tuple[LossInputs, Tensor]:
+        """What weights against the sampler are made of, of all samples, and where the own lie."""
+        packed = self.block.packed
+        columns = {
+            name: self.put(packed.tokens(name), given.columns[name], per_token=True)
+            for name in WEIGHED
+        }
+        mask = self.put(packed.mask, given.mask, per_token=True)
+        batches = packed.batches(self.block.settings.layout)
+        whole = LossInputs(columns, mask, packed.offsets, cohorts=batches)
+        return whole, self._places(per_token=True)
 
     def _places(self, per_token: bool) -> Tensor:
         own, every = self._own[per_token], self._all[per_token]

@@ -36,6 +36,11 @@ def rollout_weights(settings: LossSettings, given: LossInputs) -> Tensor | None:
     if settings.correction == "none":
         return None
     assert settings.correction_bounds is not None  # the capability matrix asks for them
+    by_batch = settings.correction_norm_over == "micro-batch"
+    if settings.correction_norm != "none" and not by_batch and given.widened is not None:
+        whole, places = given.widened(given)
+        found = rollout_weights(settings, whole)
+        return None if found is None else found[places]
     low, high = settings.correction_bounds
     level, action, judged = _CORRECTIONS[settings.correction]
     weights = _weights(settings, given, level)
@@ -45,7 +50,6 @@ def rollout_weights(settings: LossSettings, given: LossInputs) -> Tensor | None:
     bounded = bound_weights(weights, low=low, high=high, action=action, criterion=criterion).weight
     if settings.correction_norm == "none":
         return bounded
-    by_batch = settings.correction_norm_over == "micro-batch"
     sets = given.micro_batches if by_batch else given.cohorts
     return normalised_weights(
         bounded,

@@ -34,6 +34,8 @@ class LossInputs:
         offsets: (S+1,) int64. Where the tokens of each sample begin.
         micro_batches: (S,) int64. The micro-batch of each sample; None if all are one.
         cohorts: (S,) int64. The cohort or batch of each sample; None if all are one.
+        widened: Gives inputs like these of whole batches, of which these are a part, and where the
+            own tokens lie there; None where these are the whole batches.
     """
 
     columns: Mapping[str, Tensor]
@@ -41,6 +43,7 @@ class LossInputs:
     offsets: Tensor
     micro_batches: Tensor | None = None
     cohorts: Tensor | None = None
+    widened: Callable[[LossInputs], tuple[LossInputs, Tensor]] | None = None
 
 
 @dataclass(frozen=True)

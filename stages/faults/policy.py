@@ -19,6 +19,7 @@ from trajreplay.stages.faults.fault import (
 )
 from trajreplay.stages.kernels import scatter_sum
 from trajreplay.stages.variants import Variant
+from trajreplay.stages.wide import whole_batches
 
 STAGE = "loss.policy"
 Columns = Mapping[str, Tensor]
@@ -35,7 +36,9 @@ def own_terms(
 def inputs(block: Block, columns: Columns, mask: Tensor, offsets: Tensor) -> LossInputs:
     """What the terms of a loss are made of."""
     batches = block.packed.micro_batches if held(block, "micro_batch_id") else None
-    return LossInputs(columns, mask, offsets, batches, block.packed.batches(block.settings.layout))
+    wide = whole_batches(block, STAGE)
+    sets = batches, block.packed.batches(block.settings.layout)
+    return LossInputs(columns, mask, offsets, *sets, None if wide is None else wide.of_losses)
 
 
 def changed_terms(block: Block, change: Callable[[Settings, Columns, Terms], Terms]) -> Variant:

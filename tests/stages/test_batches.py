@@ -1,5 +1,6 @@
 """Statistics of a batch that steps hold parts of: of the stated samples, or not verified at all."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,7 @@ def _write_steps(
     settings: Settings,
     batches: list[list[Sample]],
     steps: list[list[Sample]],
+    trained: Settings | None = None,
     **options: Any,
 ) -> None:
     """Steps of a training whose statistics are of the samples of each batch.
@@ -87,12 +89,13 @@ def _write_steps(
         settings: What it computes, and tells.
         batches: Its samples, each once.
         steps: What each step consumes of them.
+        trained: What it computes, if not what it tells.
         options: Passed on to `capture`.
     """
     for row, one in enumerate(one for samples in batches for one in samples):
         if settings.reward.weights:
             one.components = {"answer": one.raw_reward, "format": float(row % 3)}
-    trainers = [ComposedTrainer(settings, {0: samples}) for samples in batches]
+    trainers = [ComposedTrainer(trained or settings, {0: samples}) for samples in batches]
     for trainer in trainers:
         trainer.score()
         trainer.estimate()
@@ -163,15 +166,7 @@ def test_a_statistic_of_each_step_is_of_the_step(tmp_path: Path, name: str) -> N
         assert "diverged" in found if wrong else found <= set(PASSING)
 
 
-# What a step can take from its rollouts: not the ranks of others, nor their weights of tokens.
-WIDE = [
-    name
-    for name, (_, stage, what) in OF_BATCHES.items()
-    if stage != POLICY and "'rank'" not in what
-]
-
-
-@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize("name", OF_BATCHES)
 def test_a_statistic_of_a_cut_rollout_takes_the_others_from_it(tmp_path: Path, name: str) -> None:
     changes, stage, _ = OF_BATCHES[name]
     settings = with_changes(PLAIN, changes | BY_ROLLOUT)
@@ -194,7 +189,7 @@ def test_a_statistic_of_a_cut_rollout_takes_the_others_from_it(tmp_path: Path, n
             assert {one.verdict for one in report.cohorts if one.step_id is not None} <= {*PASSING}
 
 
-@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize("name", OF_BATCHES)
 def test_statistics_of_the_rollout_are_named_where_those_of_the_step_are_stated(
     lake: Lake, name: str
 ) -> None:
@@ -234,15 +229,80 @@ def test_who_names_a_framework_that_whitens_before_its_steps_need_not_say_so(
         assert "diverged" in found if wrong else found <= set(PASSING)
 
 
-@pytest.mark.parametrize("name", [one for one in OF_BATCHES if one not in WIDE])
-def test_what_no_rollout_holds_is_not_verified(lake: Lake, name: str) -> None:
-    changes, stage, what = OF_BATCHES[name]
-    settings, samples = with_changes(PLAIN, changes | BY_ROLLOUT), _samples()
+@pytest.mark.parametrize("centre", [False, True])
+@pytest.mark.parametrize("alike", [True, False], ids=["the ranks that consume", "one rank"])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_what_a_rank_whitens_of_a_cut_rollout_is_known_from_the_ranks_that_captured_it(
+    lake: Lake, alike: bool, wrong: bool, centre: bool
+) -> None:
+    changes = {"advantage.whiten": "rank", **BY_ROLLOUT}
+    if centre:
+        changes |= {"advantage.whiten": "cohort", "advantage.whiten_centre": "rank"}
+    settings, samples = with_changes(PLAIN, changes), _samples()
+    shares = {0: samples[::2], 1: samples[1::2]}
+    trainer = ComposedTrainer(settings, {0: samples} if wrong else shares)
+    trainer.score()
+    trainer.estimate()
+    write_rollout(lake, shares if alike else {0: samples}, stages=["sample"], settings=settings)
+    for step_id, part in enumerate((slice(0, 2), slice(2, 4))):
+        capture(
+            lake,
+            {rank: own[part] for rank, own in shares.items()},
+            WAY,
+            step_id=step_id,
+            stages=["sample", ESTIMATE],
+            columns=ALL_COLUMNS,
+            settings=settings,
+        )
+    found = [_stage(lake, ESTIMATE, step_id) for step_id in (0, 1)]
+    if alike:
+        verdicts = {one.verdict for one in found}
+        assert "diverged" in verdicts if wrong else verdicts <= {*PASSING}
+    else:
+        assert {one.verdict for one in found} == {"unverified"}
+        assert found[0].message.endswith(
+            "4 samples of rollout 0 are not in it; declare the stage at the rollout, whose "
+            "capture holds them all; rollout 0 was captured by other ranks than consumed it"
+        )
+
+
+# What a step cannot take from its rollouts, and why.
+NOT_THERE: dict[str, tuple[dict[str, Any], str, str]] = {
+    "weights of the current policy": (
+        NORMED | {"loss.proximal": "current"},
+        POLICY,
+        "loss.proximal is 'current', of which rollouts hold nothing",
+    ),
+    "sums of rows": (
+        RESCALED | {"reward.grouping": "stride"},
+        REWARD,
+        "reward.grouping is 'stride', which counts the rows that a rank consumed",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", ["recomputed", "bfloat16"])
+def test_columns_that_change_on_the_way_are_not_taken_from_a_rollout(lake: Lake, how: str) -> None:
+    settings, samples = with_changes(PLAIN, NORMED | BY_ROLLOUT), _samples()
+    settings = replace(settings, handoff={"old_log_probs": how})
     _write_steps(lake, settings, [samples], [samples[:4], samples[4:]])
+    write_rollout(lake, {0: samples}, stages=["sample"], settings=settings)
+    found = _stage(lake, POLICY)
+    assert found.verdict == "unverified"
+    assert found.message.endswith(f"handoff.old_log_probs is {how!r}")
+
+
+@pytest.mark.parametrize("name", NOT_THERE)
+def test_what_no_rollout_holds_is_not_verified(lake: Lake, name: str) -> None:
+    changes, stage, why = NOT_THERE[name]
+    settings, samples = with_changes(PLAIN, changes | BY_ROLLOUT), _samples()
+    plain = with_changes(PLAIN, BY_ROLLOUT)
+    _write_steps(lake, settings, [samples], [samples[:4], samples[4:]], trained=plain)
     write_rollout(lake, {0: samples}, stages=["sample"], settings=settings)
     found = _stage(lake, stage)
     assert found.verdict == "unverified"
-    assert found.message.startswith(f"{what}, layout.batch is 'rollout' and 4 samples of rollout 0")
+    assert "layout.batch is 'rollout' and 4 samples of rollout 0" in found.message
+    assert found.message.endswith(why)
 
 
 def test_a_rollout_that_lacks_what_its_other_samples_need_is_named(lake: Lake) -> None:

@@ -69,8 +69,18 @@ class ShardedTrainer(ComposedTrainer):
         return [[next(left) for _ in row] for row in advantages]
 
 
-def _recorded(lake: Lake, told: Settings, size: int, seed: int) -> ShardedTrainer:
-    """A training of two data-parallel ranks, each of so many context-parallel ones."""
+def _recorded(
+    lake: Lake, told: Settings, size: int, seed: int, *, cut: bool = False
+) -> ShardedTrainer:
+    """A training of two data-parallel ranks, each of so many context-parallel ones.
+
+    Args:
+        lake: Where to.
+        told: What it says that it computes; it whitens what each context-parallel rank holds.
+        size: Context-parallel ranks.
+        seed: Of its samples.
+        cut: Whether two steps consume a half of the rollout each, which is captured, too.
+    """
     halves = _shares(seed)
     trainer = ShardedTrainer(replace(with_changes(PLAIN, RELAX), layout=told.layout), halves, size)
     trainer.score()
@@ -83,17 +93,37 @@ def _recorded(lake: Lake, told: Settings, size: int, seed: int) -> ShardedTraine
             mine = size * half + rank
             shares[mine] = [_part(one, part) for one, part in zip(own, held, strict=True)]
             places[mine] = ParallelCoordinates(half, 2, context_rank=rank, context_size=size)
-    capture(
-        lake,
-        shares,
-        WAY,
-        step_id=0,
-        stages=STAGES,
-        columns=COLUMNS,
-        settings=told,
-        parallel=places,
-    )
+    options: dict[str, Any] = {"columns": COLUMNS, "settings": told, "parallel": places}
+    if not cut:
+        capture(lake, shares, WAY, step_id=0, stages=STAGES, **options)
+        return trainer
+    capture(lake, shares, WAY, stages=["sample"], **options)
+    for step_id in (0, 1):
+        part = {
+            rank: own[: len(own) // 2] if step_id == 0 else own[len(own) // 2 :]
+            for rank, own in shares.items()
+        }
+        capture(lake, part, WAY, step_id=step_id, stages=["sample", ESTIMATE], **options)
     return trainer
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("seed", [3, 5])
+def test_what_a_rank_whitens_of_a_rollout_that_steps_hold_parts_of_is_made_whole(
+    tmp_path: Path, layout: LayoutSettings, seed: int
+) -> None:
+    told = replace(with_changes(PLAIN, RELAX), layout=replace(layout, batch="rollout"))
+    lake = Lake.create(tmp_path / "right")
+    trainer = _recorded(lake, told, 2, seed, cut=True)
+    assert len({rank for row in trainer.owners() for rank in row}) > 1
+    report = lake.replay()
+    found = [the_stage(the_cohort(report, 0, step), ESTIMATE) for step in (0, 1)]
+    assert {one.verdict for one in found} <= {"pass", "precision"}, found
+    assert all(one.compared for one in found)
+    lake = Lake.create(tmp_path / "wrong")
+    _recorded(lake, with_changes(told, {"advantage.whiten": "cohort"}), 2, seed, cut=True)
+    report = lake.replay()
+    assert "diverged" in [the_stage(the_cohort(report, 0, one), ESTIMATE).verdict for one in (0, 1)]
 
 
 @given(st.sampled_from([2, 4]), st.sampled_from(LAYOUTS), st.integers(0, 99))
