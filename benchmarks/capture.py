@@ -35,7 +35,13 @@ def main() -> None:
     rounds = options.parse_args().rounds
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="trajreplay-bench-") as scratch:
-        lines = [*hand_off(Path(scratch), rounds), *switched_off()]
+        records, tensors = batch()
+        lists = {name: [*one] for name, one in tensors.items()}
+        lines = [
+            *hand_off(Path(scratch) / "padded", rounds, "padded", records, tensors),
+            *hand_off(Path(scratch) / "lists", rounds, "lists", records, lists),
+            *switched_off(),
+        ]
     print("\n".join(lines))
 
 
@@ -49,16 +55,26 @@ def batch() -> tuple[list[SampleRecord], dict[str, Tensor]]:
     return records, {"loss_mask": mask, **{name: torch.randn(SAMPLES, TOKENS) for name in COLUMNS}}
 
 
-def hand_off(scratch: Path, rounds: int) -> list[str]:
-    """Time of the training thread for a step of one micro-batch, and of bare clones beside it."""
+def hand_off(
+    scratch: Path, rounds: int, form: str, records: list[SampleRecord], columns: dict[str, Any]
+) -> list[str]:
+    """Time of the training thread for a step of one micro-batch, and of bare clones beside it.
+
+    Args:
+        scratch: A folder.
+        rounds: How often.
+        form: What the columns are, in a word.
+        records: The samples.
+        columns: Their columns, a tensor each or a list of them.
+    """
     switches = Switches(lake=str(scratch / "lake"), run_id="bench", queue_bytes=1 << 30)
     recorder = capture.enable(switches, settings=RecomputeConfig(), step_stages=["sample"])
-    records, tensors = batch()
+    tensors = [one for some in columns.values() for one in ([some] if form == "padded" else some)]
     working = torch.randn(1 << 20)
 
     def step(number: int) -> None:
         with recorder.step(number, 0):
-            recorder.record_policy_loss(0, records, scalars={"loss": 0.0}, columns=tensors)
+            recorder.record_policy_loss(0, records, scalars={"loss": 0.0}, columns=columns)
 
     ours, clones, kept = [], [], []
     for number in range(rounds + 10):
@@ -67,7 +83,7 @@ def hand_off(scratch: Path, rounds: int) -> list[str]:
         recorder.flush()
         working.mul_(1.0001)
         # What is kept for later needs other memory than what was cloned before it.
-        clones.append(thread_ms(lambda: kept.append([one.clone() for one in tensors.values()])))
+        clones.append(thread_ms(lambda: kept.append([one.clone() for one in tensors])))
         del kept[:-CLONES_KEPT]
     busy, waited = [], []
     started = time.perf_counter()
@@ -80,9 +96,9 @@ def hand_off(scratch: Path, rounds: int) -> list[str]:
     recorder.close()
     mid = statistics.median
     mine, bare = mid(ours[10:]), mid(clones[10:])
+    size = f"{SAMPLES} x {TOKENS} x {len(COLUMNS)}"
     return [
-        f"hand-off of {SAMPLES} x {TOKENS} x {len(COLUMNS)}: {mine:.3f} ms; reach < {REACH_MS} ms: "
-        + met(mine < REACH_MS),
+        f"hand-off of {size}, {form}: {mine:.3f} ms; reach < {REACH_MS} ms: {met(mine < REACH_MS)}",
         f"a bare clone of the same that is kept, beside it: {bare:.3f} ms, ratio {mine / bare:.2f}",
         f"a hand-off while the writer works: {mid(busy):.3f} ms, ratio {mid(busy) / bare:.2f}",
         f"the same by the clock, with all waits: {mid(waited):.3f} ms, {mid(waited) / bare:.2f}",

@@ -62,7 +62,7 @@ class Background:
         self._queue: SimpleQueue[tuple[Handoff, Account] | None] = SimpleQueue()
         self._unwritten = 0
         self._notes = Notes(self._commit)
-        self._closing = self._hurried = False
+        self._closing = self._hurried = self._ended = False
         self._changed = threading.Condition()
         self.warn = WarnedOnce()
         self._pid = os.getpid()
@@ -81,7 +81,7 @@ class Background:
         """
         size = handoff.held_bytes
         with self._changed:
-            if self._closing or not self._thread.is_alive():
+            if self._closing or self._ended or self._pid != os.getpid():
                 handoff.release()  # nobody is there to note it in the lake
                 return "the recorder was closed before"
             if not self._has_room(size, account) and not self._changed.wait_for(
@@ -146,15 +146,18 @@ class Background:
         leave_alone(self._thread)
 
     def _run(self) -> None:
-        while (given := self._next()) is not None:
-            size, account = given[0].held_bytes, given[1]
-            self._take(given[0])
-            del given  # it is not held while the next one is waited for
-            with self._changed:
-                self._unwritten -= 1
-                self._waiting[account] -= size
-                self._changed.notify_all()
-        self._notes.retry()
+        try:
+            while (given := self._next()) is not None:
+                size, account = given[0].held_bytes, given[1]
+                self._take(given[0])
+                del given  # it is not held while the next one is waited for
+                with self._changed:
+                    self._unwritten -= 1
+                    self._waiting[account] -= size
+                    self._changed.notify_all()
+            self._notes.retry()
+        finally:
+            self._ended = True
 
     def _next(self) -> tuple[Handoff, Account] | None:
         self._make_ready()

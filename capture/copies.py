@@ -2,54 +2,33 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trajreplay.capture.blocks import NUMBERS, Block, Copied, Together, no_numbers
 from trajreplay.capture.device import refuse_in_a_graph
+from trajreplay.capture.forms import (
+    check_rows,
+    dtype_of,
+    is_in_graph,
+    is_of_objects,
+    is_torch,
+    is_whole,
+    shape_of_all,
+    sizes_alike,
+)
 from trajreplay.capture.slots import Slot, Slots
 from trajreplay.capture.values import kept
-from trajreplay.schema.errors import CaptureError, bare
 
 if TYPE_CHECKING:
     import torch
 
-_NUMBERS = frozenset({int, float, bool, type(None)})
 
-
-class Rows(Protocol):
-    """Values of some samples, once they are asked for."""
-
-    def rows(self) -> list[Any]:
-        """One value a sample."""
-
-
-class Block(NamedTuple):
-    """Copied values of some samples; cut into rows when they are written, not before.
-
-    Args:
-        held: All of them packed, or padded to (samples, tokens), or a list with one for each;
-            other columns may lie before and behind them.
-        lengths: Tokens of each sample; None where `held` is a list.
-        at: Where they begin: a row where `held` is padded, a value where it is packed.
-    """
-
-    held: Any
-    lengths: Sequence[int] | None
-    at: int = 0
-
-    def rows(self) -> list[Any]:
-        """One value a sample: its tokens as a tensor, array or list, or None."""
-        held, lengths, at = self
-        if lengths is None:
-            return [_unchanging(one) if type(one) is list else one for one in held]
-        if held.ndim == 2:
-            return [held[row, :length] for row, length in enumerate(lengths, at)]
-        ends = list(itertools.accumulate(lengths, initial=at))[1:]
-        return [held[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+_LISTS = frozenset({list, tuple})
 
 
 class Copier:
@@ -90,44 +69,74 @@ class Copier:
         Raises:
             CaptureError: The values have another form, or another number of rows.
         """
-        if _is_whole(name, values, lengths):
+        if is_whole(name, values, lengths):
             return Block(self._whole(values), lengths)
         return self._joined(values) or Block([self.value(one) for one in values], None)
 
-    def blocks(self, columns: Mapping[str, Any], lengths: Sequence[int]) -> dict[str, Block]:
+    def columns(self, columns: Mapping[str, Any], lengths: Sequence[int]) -> Copied:
         """Copy columns of some samples, those that are alike by one operation into one slot.
 
         Args:
-            columns: Values of each, as of `block`.
+            columns: Values of each, as of `block`; there is none where it is None.
             lengths: Tokens of each sample.
 
         Raises:
             CaptureError: As of `block`.
         """
-        loaded = sys.modules.get("torch")
-        plain = None if loaded is None else loaded.Tensor
-        found: dict[str, Block] = {}
-        alike: dict[tuple[torch.dtype, torch.Size], dict[str, torch.Tensor]] = {}
+        tensors = [*columns.values()]
+        if (shape := shape_of_all(tensors)) is not None:
+            is_whole(next(iter(columns)), tensors[0], lengths)
+            return Copied(self._wholes((*columns,), tensors, shape, lengths), {})
+        if any(one is None for one in tensors):
+            given = {name: values for name, values in columns.items() if values is not None}
+            return self.columns(given, lengths)
+        apart: dict[str, Block] = {}
+        lists: dict[torch.dtype, dict[str, list[int]]] = {}
         for name, values in columns.items():
-            if type(values) is not plain or not values.is_cpu:
-                found[name] = self.block(name, values, lengths)
-                continue
-            kind = values.dtype, values.shape
-            if (members := alike.get(kind)) is None:
-                _is_whole(name, values, lengths)
-                members = alike[kind] = {}
-            # To detach it takes less than to switch gradients off.
-            members[name] = values.detach() if values.requires_grad else values
-        for (dtype, (rows, *width)), members in alike.items():
-            tensors = [*members.values()]
-            slot = self._slots.take(dtype, (rows * len(tensors), *width))
-            _copy(slot.held, tensors)
-            self._keep(slot)
-            at = 0
-            for name in members:
-                found[name] = Block(slot.held, lengths, at)
-                at += rows
+            if type(values) in _LISTS and (sizes := sizes_alike(values)) is not None:
+                is_whole(name, values, lengths)
+                lists.setdefault(values[0].dtype, {})[name] = sizes
+            else:
+                apart[name] = self.block(name, values, lengths)
+        together = [self._lists(columns, dtype, members) for dtype, members in lists.items()]
+        return Copied(together, apart)
+
+    def _wholes(
+        self,
+        names: tuple[str, ...],
+        tensors: list[torch.Tensor],
+        shape: torch.Size,
+        lengths: Sequence[int],
+    ) -> list[Together]:
+        """Copy tensors of one shape, those of one dtype together."""
+        import torch
+
+        if any(map(is_in_graph, tensors)):
+            # To detach them takes less than to switch gradients off.
+            tensors = [one.detach() for one in tensors]
+        found = []
+        for dtype, all_of_them, at in _layout((*map(dtype_of, tensors),), shape):
+            slot = self._keep(self._slots.take(dtype, all_of_them))
+            torch.cat([tensors[one] for one in at], out=slot.held)
+            found.append(Together(slot.held, [names[one] for one in at], [lengths] * len(at)))
         return found
+
+    def _lists(
+        self, columns: Mapping[str, Any], dtype: torch.dtype, members: Mapping[str, list[int]]
+    ) -> Together:
+        """Copy lists of tensors of one dimension, all of one dtype, together.
+
+        Args:
+            columns: The lists, and others.
+            dtype: The dtype of their tensors.
+            members: How many values each tensor has, of each list.
+        """
+        import torch
+
+        slot = self._keep(self._slots.take(dtype, (sum(map(sum, members.values())),)))
+        with torch.no_grad():
+            torch.cat([one for name in members for one in columns[name]], out=slot.held)
+        return Together(slot.held, [*members], [*members.values()])
 
     def routes(self, name: str, values: Any, samples: int) -> Block:
         """Copy choices of experts, one (tokens, layers, top_k) array or None per sample.
@@ -135,13 +144,7 @@ class Copier:
         Raises:
             CaptureError: There are more or fewer.
         """
-        if hasattr(values, "ndim") or len(values) != samples:
-            found = f"has {values.ndim} dimensions" if hasattr(values, "ndim") else ""
-            raise CaptureError(
-                f"{name} {found or f'has {len(values)} rows for {samples} samples'}",
-                hint="Give a list with one (tokens, layers, top_k) array per sample.",
-                column=name,
-            )
+        check_rows(name, values, samples)
         held = []
         for one in values:
             _check_graph(one)
@@ -157,45 +160,45 @@ class Copier:
         """
         if value is None:
             return None
-        if _is_torch(value) or (hasattr(value, "__array__") and not _is_of_objects(value)):
+        if is_torch(value) or (hasattr(value, "__array__") and not is_of_objects(value)):
             return self._whole(value)
-        if isinstance(value, Sequence) or _is_of_objects(value):
+        if isinstance(value, Sequence) or is_of_objects(value):
             return self._numbers(list(value))
-        raise _no_numbers(value)
+        raise no_numbers(value)
 
     def _numbers(self, values: list[Any]) -> Any:
         """Numbers of a sequence, which itself may hold tensors that change later."""
-        if values and type(values[0]) not in _NUMBERS:  # the writer looks at those behind it
+        if values and type(values[0]) not in NUMBERS:  # the writer looks at those behind it
             if self._is_stack(values):
                 _check_graph(values[0])
                 torch = sys.modules["torch"]
                 return self._whole(torch.stack([one.detach().reshape(()) for one in values]))
             values = [kept(one) for one in values]
-            if not _NUMBERS.issuperset(map(type, values)):  # a text, or one that a device still has
-                raise _no_numbers(values)
+            if not NUMBERS.issuperset(map(type, values)):  # a text, or one that a device still has
+                raise no_numbers(values)
         self.held_bytes += 8 * len(values)
         return values
 
     @staticmethod
     def _is_stack(values: list[Any]) -> bool:
         """Whether they are tensors of one number each, alike."""
-        if not all(map(_is_torch, values)):
+        if not all(map(is_torch, values)):
             return False
         kinds = {(one.dtype, one.device, one.numel()) for one in values}
         return len(kinds) == 1 and values[0].numel() == 1
 
     def _whole(self, values: Any) -> Any:
-        if not _is_torch(values):
+        if not is_torch(values):
             array = np.array(values)
             if array.dtype.kind in "OSU":
-                raise _no_numbers(values)
+                raise no_numbers(values)
             self.held_bytes += array.nbytes
             return array
         return self._filled([values.detach()], values.shape)
 
     def _joined(self, values: Sequence[Any]) -> Block | None:
         """Copies of many small tensors in one; None where they are not of one kind."""
-        if not values or not _is_torch(values[0]):
+        if not values or not is_torch(values[0]):
             return None
         torch, lengths = sys.modules["torch"], []
         dtype, device = values[0].dtype, values[0].device
@@ -208,7 +211,7 @@ class Copier:
         with torch.no_grad():
             return Block(self._filled(list(values), (sum(lengths),)), lengths)
 
-    def _filled(self, values: list[torch.Tensor], shape: Sequence[int]) -> torch.Tensor:
+    def _filled(self, values: list[torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
         """Tensors of one dtype and device one after the other, in a slot of this shape.
 
         They are in no graph, or gradients are off.
@@ -227,9 +230,22 @@ class Copier:
         self._keep(slot)
         return slot.held
 
-    def _keep(self, slot: Slot) -> None:
+    def _keep(self, slot: Slot) -> Slot:
         self.held_bytes += slot.size_bytes
         self._taken.append(slot)
+        return slot
+
+
+@functools.lru_cache(maxsize=256)
+def _layout(
+    dtypes: tuple[torch.dtype, ...], shape: Sequence[int]
+) -> list[tuple[torch.dtype, tuple[int, ...], list[int]]]:
+    """Of each dtype the shape of all tensors of it, one behind the other, and which these are."""
+    found: dict[torch.dtype, list[int]] = {}
+    for at, dtype in enumerate(dtypes):
+        found.setdefault(dtype, []).append(at)
+    rows, *width = shape
+    return [(dtype, (rows * len(at), *width), at) for dtype, at in found.items()]
 
 
 def _copy(held: torch.Tensor, values: list[torch.Tensor]) -> None:
@@ -254,76 +270,11 @@ def _parts(
     return parts
 
 
-def _is_whole(name: str, values: Any, lengths: Sequence[int]) -> bool:
-    """Whether it is one array of all samples, packed or padded; else it has one for each.
-
-    Raises:
-        CaptureError: It does not fit the samples.
-    """
-    dimensions = getattr(values, "ndim", None)
-    if dimensions == 2:
-        rows, width = values.shape
-        if rows != len(lengths):
-            raise _odd_form(name, f"has {rows} rows for {len(lengths)} samples")
-        if rows and max(lengths) > width:
-            raise _odd_form(name, f"has {width} columns for a sample of {max(lengths)} tokens")
-        return True
-    if dimensions == 1 and getattr(values, "dtype", None) != np.dtype(object):
-        if len(values) != sum(lengths):
-            raise _odd_form(name, f"has {len(values)} packed values for {sum(lengths)} tokens")
-        return True
-    if dimensions is not None or isinstance(values, (str, bytes)):
-        raise _odd_form(name, f"has {dimensions} dimensions")
-    if len(values) != len(lengths):
-        raise _odd_form(name, f"has {len(values)} rows for {len(lengths)} samples")
-    return False
-
-
-def _is_of_objects(value: Any) -> bool:
-    """Whether it is an array of references, whose copy holds the same things."""
-    dtype = getattr(value, "dtype", None)
-    return isinstance(dtype, np.dtype) and dtype.hasobject
-
-
-def _unchanging(values: list[Any]) -> list[Any]:
-    """Numbers of one sample, none of which could have changed since they were handed over.
-
-    Raises:
-        CaptureError: One could.
-    """
-    if not _NUMBERS.issuperset(map(type, values)):
-        raise _no_numbers(values)
-    return values
-
-
 def _check_graph(value: Any) -> None:
     """Refuse a value of a CUDA device before anything of it is laid out there.
 
     Raises:
         CaptureError: It is one, and a CUDA graph is being captured.
     """
-    if _is_torch(value) and value.is_cuda:
+    if is_torch(value) and value.is_cuda:
         refuse_in_a_graph()
-
-
-def _is_torch(value: Any) -> bool:
-    """Whether it is a tensor; a trainer without torch never loads it for this."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
-
-
-def _no_numbers(values: Any) -> CaptureError:
-    kinds = {type(one).__name__ for one in values} if isinstance(values, list) else set()
-    found = f" of {', '.join(sorted(kinds))}" if kinds else ""
-    return CaptureError(
-        f"a {type(values).__name__}{found} is given for the values of a sample, expected numbers",
-        hint="Give a tensor, an array, or a list of plain numbers, for each sample.",
-    )
-
-
-def _odd_form(name: str, found: str) -> CaptureError:
-    return CaptureError(
-        f"{bare(name)} {found}",
-        hint="Give one tensor per sample, all of them packed, or padded to (samples, tokens).",
-        column=name,
-    )

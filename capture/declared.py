@@ -31,6 +31,8 @@ def whole(name: str, value: Any) -> int:
     >>> whole("step_id", np.int64(3))
     3
     """
+    if type(value) is int and 0 <= value <= _LARGEST:
+        return value
     try:
         number = int(operator.index(value))
         check_count(name, value if isinstance(value, bool) else number, limit=_LARGEST)

@@ -68,10 +68,16 @@ class Beat:
             return
         self._losses[index] = number(scalars.get("loss"))
         # Most trainers tell them with the rollout, and not with the step.
-        if rewards := [one.raw_reward for one in samples if one.raw_reward is not None]:
-            self._rewards += fixed(rewards)
-        if truncated := [one.truncated for one in samples if one.truncated is not None]:
-            self._truncated += fixed(truncated)
+        for one in samples:
+            if one.raw_reward is not None or one.truncated is not None:
+                self._add_outcomes(samples)
+                break
+
+    def _add_outcomes(self, samples: Sequence[SampleRecord]) -> None:
+        told = [one.raw_reward for one in samples if one.raw_reward is not None]
+        self._rewards += fixed(told)
+        told = [one.truncated for one in samples if one.truncated is not None]
+        self._truncated += fixed(told)
 
     @property
     def losses(self) -> list[Any]:

@@ -43,14 +43,17 @@ class Losses(Guarded):
         columns: Mapping[str, Any] | None = None,
     ) -> None:
         """As of `Recorder`."""
-        named = {
-            "log_probs": log_probs,
-            "old_log_probs": old_log_probs,
-            "advantages": advantages,
-            "ref_log_probs": ref_log_probs,
-        }
-        meaning = {"reduction": reduction, "scale": scale, "denominator": denominator}
-        given = _together(named, columns)
+        given: dict[str, Any] = {}
+        if log_probs is not None:
+            given["log_probs"] = log_probs
+        if old_log_probs is not None:
+            given["old_log_probs"] = old_log_probs
+        if advantages is not None:
+            given["advantages"] = advantages
+        if ref_log_probs is not None:
+            given["ref_log_probs"] = ref_log_probs
+        meaning = _meaning(reduction, scale, denominator)
+        given = _together(given, columns)
         self._micro_batch("loss.policy", micro_batch, samples, scalars, meaning, given, origins)
 
     @guarded
@@ -69,8 +72,8 @@ class Losses(Guarded):
     ) -> None:
         """As of `Recorder`."""
         named = {"values": values, "returns": returns, "old_values": old_values}
-        meaning = {"reduction": reduction, "scale": scale, "denominator": denominator}
-        given = _together(named, columns)
+        meaning = _meaning(reduction, scale, denominator)
+        given = _together({name: one for name, one in named.items() if one is not None}, columns)
         self._micro_batch("loss.value", micro_batch, samples, scalars, meaning, given, None)
 
     def _micro_batch(
@@ -88,9 +91,7 @@ class Losses(Guarded):
         if self._beat is not None and stage == "loss.policy":
             self._beat.micro_batch(micro_batch, samples, scalars or {})
         if (pending := self._recording("step")) is not None:
-            pending.micro_batch(
-                micro_batch, stage, samples, columns, origins, scalars or {}, meaning
-            )
+            pending.micro_batch(micro_batch, stage, samples, columns, origins, scalars, meaning)
             if self._gradients and stage == "loss.policy" and micro_batch is not None:
                 failed = functools.partial(self.failed, "gradients")
                 pending.watch(micro_batch, columns.get("log_probs"), failed)
@@ -105,11 +106,21 @@ class Losses(Guarded):
             raise
 
 
-def _together(named: Mapping[str, Any], columns: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def _meaning(reduction: str, scale: float, denominator: float | None) -> dict[str, Any]:
+    return {
+        "scope": "micro_batch",
+        "reduction": reduction,
+        "scale": scale,
+        "denominator": denominator,
+    }
+
+
+def _together(named: dict[str, Any], columns: Mapping[str, Any] | None) -> dict[str, Any]:
     """The columns of a loss, each told once."""
     if not columns:
         return named
-    if twice := [name for name in columns if named.get(name) is not None]:
+    if not named.keys().isdisjoint(columns):
+        twice = [name for name in columns if name in named]
         raise CaptureError(
             f"{listed(map(bare, twice), 3)} is given by name and among the columns, expected once",
             hint="Leave it out of columns.",

@@ -65,25 +65,27 @@ class Opened(Losses):
     @guarded
     def begin_rollout(self, rollout_id: int, **options: Any) -> None:
         """As of `Recorder`."""
-        self._begin("rollout", {"rollout_id": rollout_id}, options)
+        self._begin("rollout", rollout_id, None, options)
 
     @guarded
     def begin_step(self, rollout_id: int, step_id: int, **options: Any) -> None:
         """As of `Recorder`."""
         self._settle_beat({})  # of a step that was begun and never ended
-        self._begin("step", {"rollout_id": rollout_id, "step_id": step_id}, options)
+        self._begin("step", rollout_id, step_id, options)
 
-    def _begin(self, level: Level, place: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    def _begin(
+        self, level: Level, rollout_id: int, step_id: int | None, given: Mapping[str, Any]
+    ) -> None:
         uncompiled(self)
         self._given_up.add(level)  # unless it begins as it should
         if (before := self._open.pop(level, None)) is not None:
-            before.fail(f"it was not ended when {level} {shown(place['rollout_id'])} began")
+            before.fail(f"it was not ended when {level} {shown(rollout_id)} began")
             self._outlet.take(before)
-        at = {name: whole(name, value) for name, value in place.items()}
-        rollout_id, step_id = at["rollout_id"], at.get("step_id")
-        self._given_up.discard(level)
-        if step_id is not None:
+        rollout_id = whole("rollout_id", rollout_id)
+        if level == "step":
+            step_id = whole("step_id", step_id)
             self._beat = Beat(rollout_id, step_id)
+        self._given_up.discard(level)
         if (fate := self._outlet.fate(rollout_id, step_id)) == "none":
             self._open[level] = None
             return

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from trajreplay.capture.copies import Block, Copier, Rows
+from trajreplay.capture.blocks import Copied, Rows
+from trajreplay.capture.copies import Copier
 from trajreplay.capture.told import Ledger, Origins, Scalars
-from trajreplay.capture.values import bytes_of, frozen, thawed
+from trajreplay.capture.values import Taken, taken
 from trajreplay.capture.witness import Witness
 from trajreplay.schema.errors import CaptureError, listed, named
 from trajreplay.schema.records import SampleRecord
@@ -17,12 +18,48 @@ from trajreplay.schema.tables import EXPERT_LISTS, GRADIENTS, ROLLOUTS, length_c
 if TYPE_CHECKING:
     from trajreplay.writer import CaptureBuilder
 
-MICRO_BATCH_ID = "mb-{:04d}"
 # Columns that have not as many values as the response.
 _APART = {
     *EXPERT_LISTS,
     *(one.name for one in ROLLOUTS.columns if length_column(one.name) == "total_length"),
 }
+
+
+def micro_batch_id(index: int) -> str:
+    """The id of a micro-batch with this number."""
+    return f"mb-{index:04d}"
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """What one call appended: some samples, and columns of theirs.
+
+    Args:
+        samples: Their records.
+        columns: Their columns, and those that another loss brought.
+        index: The micro-batch that they are; None where each record says that.
+        stages: The losses that told of it.
+        witness: Looks at the gradients of its log-probs.
+    """
+
+    samples: Taken
+    columns: list[Copied]
+    index: int | None
+    stages: list[str] = field(default_factory=list)
+    witness: Witness | None = None
+
+    def __contains__(self, name: object) -> bool:
+        return any(name in one for one in self.columns)
+
+    def blocks(self) -> dict[str, Rows]:
+        """Its columns, each for itself; of no samples there are none."""
+        found: dict[str, Rows] = {}
+        if self.samples.records:
+            for one in self.columns:
+                found |= one.blocks()
+            if self.witness is not None and self.witness.in_graph:
+                found[GRADIENTS] = self.witness.seen()
+        return found
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +75,7 @@ class Pending:
         routing: What is said of all routes, as arguments of a capture's `routes`.
 
     Attributes:
+        problems: Why it is given up, if it is.
         scalars: What its stages came to.
         origins: Where its columns come from.
         ledger: What became of its samples, and of others.
@@ -53,15 +91,9 @@ class Pending:
     scalars: Scalars = field(default_factory=Scalars)
     origins: Origins = field(default_factory=Origins)
     ledger: Ledger = field(default_factory=Ledger)
-    _samples: list[SampleRecord] = field(default_factory=list)
-    _micro_batches: list[str | None] = field(default_factory=list)
-    # Values of list columns by name, the masks among them, by the row that is their first.
-    _blocks: dict[int, dict[str, Rows]] = field(default_factory=dict)
+    _parts: list[Part] = field(default_factory=list)
+    _batches: dict[int, Part] = field(default_factory=dict)
     _record_bytes: int = 0
-    # Of each micro-batch the row that is its first, and how many it has.
-    _batches: dict[int, tuple[int, int]] = field(default_factory=dict)
-    _losses: set[tuple[int, str]] = field(default_factory=set)
-    _witnesses: dict[int, Witness] = field(default_factory=dict)
 
     def __str__(self) -> str:
         step = "" if self.step_id is None else f" step {self.step_id}"
@@ -75,7 +107,7 @@ class Pending:
     @property
     def sources(self) -> set[int]:
         """Rollouts that its samples come from."""
-        given = {one.source_rollout_id for one in self._samples}
+        given = {one.source_rollout_id for part in self._parts for one in part.samples.records}
         return {self.rollout_id if one is None else one for one in given}
 
     def append(
@@ -83,8 +115,8 @@ class Pending:
         samples: Sequence[SampleRecord],
         columns: Mapping[str, Any],
         origins: Mapping[str, Mapping[str, Any]] | None = None,
-        micro_batch_id: str | None = None,
-    ) -> None:
+        index: int | None = None,
+    ) -> Part:
         """Append samples and columns of theirs.
 
         Args:
@@ -93,26 +125,21 @@ class Pending:
                 experts in one that `Copier.routes` does; `loss_mask` among them is taken instead
                 of those of the records.
             origins: By column of log-probs, its `source`, `temperature` and `weight_version`.
-            micro_batch_id: The micro-batch that they are; that of each record if omitted.
+            index: The micro-batch that they are; that of each record if omitted.
 
         Raises:
             CaptureError: A column does not fit the samples.
         """
-        samples = frozen(samples)
-        at, lengths = len(self._samples), [one.response_length for one in samples]
-        if columns.get("loss_mask") is None:
-            columns = {**columns, "loss_mask": [one.loss_mask for one in samples]}
-        copied = self._copied(samples, lengths, columns)
-        self._samples += samples
-        self._micro_batches += [micro_batch_id] * len(samples)
-        self._record_bytes += bytes_of(samples)
-        self._keep(at, copied)
+        held = taken(samples)
+        part = Part(held, [self._copied(held, columns)], index)
+        if "loss_mask" not in part:
+            masks = {"loss_mask": [one.loss_mask for one in held.records]}
+            part.columns.append(self._copied(held, masks))
+        self._parts.append(part)
+        self._record_bytes += held.size_bytes
         if origins:
             self.origins.note(origins)
-
-    def _keep(self, at: int, copied: Mapping[str, Rows]) -> None:
-        if at < len(self._samples):  # a micro-batch without rows has none to begin at
-            self._blocks.setdefault(at, {}).update(copied)
+        return part
 
     def micro_batch(
         self,
@@ -121,7 +148,7 @@ class Pending:
         samples: Sequence[SampleRecord],
         columns: Mapping[str, Any],
         origins: Mapping[str, Mapping[str, Any]] | None,
-        scalars: Mapping[str, Any],
+        scalars: Mapping[str, Any] | None,
         meaning: Mapping[str, Any],
     ) -> None:
         """Append one micro-batch with the scalars of a loss; once, however often it is seen.
@@ -134,29 +161,29 @@ class Pending:
                 f"{self}: a micro-batch of {len(samples)} samples has no index",
                 hint="Number the micro-batches of a step; a repeated pass keeps its number.",
             )
-        name = MICRO_BATCH_ID.format(index)
-        if index not in self._batches:
-            at = len(self._samples)
-            self.append(samples, columns, origins, name)
-            self._batches[index] = at, len(samples)
+        if (part := self._batches.get(index)) is None:
+            part = self._batches[index] = self.append(samples, columns, origins, index)
         else:
-            at, count = self._batches[index]
-            ids = [one.sample_id for one in samples]
-            seen = [one.sample_id for one in self._samples[at : at + count]]
-            if seen != ids:
-                raise CaptureError(
-                    f"{self}: micro-batch {index} has the samples {listed(map(named, ids), 3)}, "
-                    f"and had {listed(map(named, seen), 3)}",
-                    hint="Number the micro-batches of a step from 0, each once.",
-                )
-            if (index, stage) in self._losses:
+            self._check_same(part, samples)
+            if stage in part.stages:
                 return
-            self._complete(at, samples, columns)
+            missing = {name: values for name, values in columns.items() if name not in part}
+            if samples:
+                part.columns.append(self._copied(part.samples, missing))
             self.origins.note(origins or {})
-        self._losses.add((index, stage))
+        part.stages.append(stage)
         if scalars:
-            usual = {"scope": "micro_batch", "reduction": "mean"}
-            self.scalars.note(stage, scalars, {**usual, **meaning, "micro_batch_id": name})
+            self.scalars.note(stage, scalars, {**meaning, "micro_batch_id": micro_batch_id(index)})
+
+    def _check_same(self, part: Part, samples: Sequence[SampleRecord]) -> None:
+        ids = [one.sample_id for one in samples]
+        seen = [one.sample_id for one in part.samples.records]
+        if seen != ids:
+            raise CaptureError(
+                f"{self}: micro-batch {part.index} has the samples "
+                f"{listed(map(named, ids), 3)}, and had {listed(map(named, seen), 3)}",
+                hint="Number the micro-batches of a step from 0, each once.",
+            )
 
     def watch(self, index: int, log_probs: Any, failed: Callable[[Exception], None]) -> None:
         """Record what is propagated back to the log-probs of a micro-batch, once it is.
@@ -166,18 +193,18 @@ class Pending:
             log_probs: Its log-probs; a forward pass without a graph is repeated with one, or not.
             failed: Is told what goes wrong with a gradient.
         """
-        if index not in self._witnesses:
-            at, count = self._batches[index]
-            lengths = [one.response_length for one in self._samples[at : at + count]]
-            witness = Witness(self.copier, log_probs, lengths, failed)
+        part = self._batches[index]
+        if part.witness is None:
+            witness = Witness(self.copier, log_probs, part.samples.lengths, failed)
             if witness.in_graph:
-                self._witnesses[index] = witness
+                part.witness = witness
 
     def fail(self, reason: str) -> None:
         """Give it up: nothing more is recorded of it, and no gradient is looked at any more."""
         self.problems.append(reason)
-        for witness in self._witnesses.values():
-            witness.remove()
+        for part in self._parts:
+            if part.witness is not None:
+                part.witness.remove()
 
     def settle(self) -> int:
         """Take what was propagated back until now; what comes later is not looked at.
@@ -187,36 +214,30 @@ class Pending:
         """
         if self.problems:
             return 0
-        blind = len(self._batches) - len(self._witnesses)
-        for index, witness in self._witnesses.items():
-            block = witness.ended()
-            blind += not witness.in_graph
-            if witness.in_graph:
-                self._keep(self._batches[index][0], {GRADIENTS: block})
+        blind = 0
+        for part in self._batches.values():
+            if part.witness is not None:
+                part.witness.end()
+            blind += part.witness is None or not part.witness.in_graph
         return blind
 
-    def _complete(
-        self, at: int, samples: Sequence[SampleRecord], columns: Mapping[str, Any]
-    ) -> None:
-        """Add columns to a micro-batch that the other loss has brought."""
-        known = self._blocks.get(at, {})
-        missing = {name: values for name, values in columns.items() if name not in known}
-        lengths = [one.response_length for one in samples]
-        if samples:
-            self._keep(at, self._copied(samples, lengths, missing))
-
-    def _copied(
-        self, samples: Sequence[SampleRecord], lengths: list[int], columns: Mapping[str, Any]
-    ) -> dict[str, Block]:
-        lists = {name: values for name, values in columns.items() if values is not None}
+    def _copied(self, samples: Taken, columns: Mapping[str, Any]) -> Copied:
+        """Copies of what is given; None is not."""
+        if _APART.isdisjoint(columns):
+            return self.copier.columns(columns, samples.lengths)
         apart = {}
-        for name in lists.keys() & _APART:
-            values = lists.pop(name)
+        for name in columns.keys() & _APART:
+            values = columns[name]
+            if values is None:
+                continue
             if name in EXPERT_LISTS:
-                apart[name] = self.copier.routes(name, values, len(samples))
+                apart[name] = self.copier.routes(name, values, len(samples.records))
             else:
-                apart[name] = self.copier.block(name, values, [one.total_length for one in samples])
-        return self.copier.blocks(lists, lengths) | apart
+                lengths = [one.total_length for one in samples.records]
+                apart[name] = self.copier.block(name, values, lengths)
+        lists = {name: values for name, values in columns.items() if name not in _APART}
+        copied = self.copier.columns(lists, samples.lengths)
+        return copied._replace(apart={**copied.apart, **apart})
 
     def write(self, capture: CaptureBuilder) -> None:
         """Hand everything over to a builder.
@@ -225,29 +246,38 @@ class Pending:
             TrajReplayError: It cannot be represented.
         """
         self.copier.wait()
+        records: list[SampleRecord] = []
+        batches: list[str | None] = []
         columns: dict[str, dict[int, Rows]] = {}
-        for at, blocks in self._blocks.items():
-            for name, block in blocks.items():
-                columns.setdefault(name, {})[at] = block
-        masks = self._rows(columns.pop("loss_mask", {}))
-        rows = zip(thawed(self._samples), masks, self._micro_batches, strict=True)
+        for part in self._parts:
+            for name, block in part.blocks().items():
+                columns.setdefault(name, {})[len(records)] = block
+            read = part.samples.read()
+            records += read
+            batch = None if part.index is None else micro_batch_id(part.index)
+            batches += [batch or one.micro_batch_id for one in read]
+        masks = _rows(columns.pop("loss_mask", {}), len(records))
+        rows = zip(records, masks, batches, strict=True)
         capture.samples(
-            [
-                replace(one, loss_mask=mask, micro_batch_id=name or one.micro_batch_id)
-                for one, mask, name in rows
-            ]
+            [replace(one, loss_mask=mask, micro_batch_id=batch) for one, mask, batch in rows]
         )
         for name, placed in columns.items():
             if name in EXPERT_LISTS:
-                capture.routes(name, self._rows(placed), **self.routing)
+                capture.routes(name, _rows(placed, len(records)), **self.routing)
             else:
-                capture.tensor(name, self._rows(placed), **self.origins.of(name))
+                capture.tensor(name, _rows(placed, len(records)), **self.origins.of(name))
         self.scalars.write(capture)
 
-    def _rows(self, blocks: Mapping[int, Rows]) -> list[Any]:
-        """One value a sample; None of a micro-batch that had no such column."""
-        found: list[Any] = [None] * len(self._samples)
-        for at, block in blocks.items():
-            rows = block.rows()
-            found[at : at + len(rows)] = rows
-        return found
+
+def _rows(blocks: Mapping[int, Rows], samples: int) -> list[Any]:
+    """One value a sample; None of a micro-batch that had no such column.
+
+    Args:
+        blocks: Values by the sample that is their first.
+        samples: How many there are.
+    """
+    found: list[Any] = [None] * samples
+    for at, block in blocks.items():
+        rows = block.rows()
+        found[at : at + len(rows)] = rows
+    return found

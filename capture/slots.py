@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import threading
@@ -101,28 +102,22 @@ class Slots:
         with self._lock:
             self._uncut[pinned] = fresh
 
-    def take(self, dtype: torch.dtype, shape: Sequence[int], *, pinned: bool = False) -> Slot:
+    def take(self, dtype: torch.dtype, shape: tuple[int, ...], *, pinned: bool = False) -> Slot:
         """Memory for values in this shape, whatever it holds."""
-        count = math.prod(shape)
-        step = max(_LEAST_VALUES, (1 << (count - 1).bit_length()) // (2 * _SIZES))
-        kind = dtype, -(-count // step) * step or step, pinned
-        slot = self._kept(kind) or self._cut(kind)
-        if slot is None:
-            fresh = _fresh(dtype, kind[1], pinned=pinned)
-            slot = Slot(fresh, kind, fresh.nbytes)
-        if slot.held.shape == shape:  # as where batches are padded to one width
-            return slot
-        return Slot(slot.held.as_strided(shape, _strides(shape)), kind, slot.size_bytes)
-
-    def _kept(self, kind: tuple[torch.dtype, int, bool]) -> Slot | None:
+        kind = _kind(dtype, shape, pinned)
+        slot = None
         with self._lock:
             idle = self._idle[kind]
             # A copy that was given up may still be under way into its slot.
             if idle and (idle[-1].filled is None or idle[-1].filled.query()):
                 slot = idle.pop()
                 self._idle_bytes -= slot.size_bytes
-                return slot
-        return None
+        if slot is None and (slot := self._cut(kind)) is None:
+            fresh = _fresh(dtype, kind[1], pinned=pinned)
+            slot = Slot(fresh, kind, fresh.nbytes)
+        if slot.held.shape == shape:  # as where batches are padded to one width
+            return slot
+        return Slot(slot.held.as_strided(shape, _strides(shape)), kind, slot.size_bytes)
 
     def _cut(self, kind: tuple[torch.dtype, int, bool]) -> Slot | None:
         """A slot of what was made ready and never used, if there is room."""
@@ -147,6 +142,16 @@ class Slots:
                 if self._idle_bytes + slot.size_bytes <= self._limit_bytes:
                     self._idle_bytes += slot.size_bytes
                     self._idle[slot.kind].append(slot)
+
+
+@functools.lru_cache(maxsize=256)
+def _kind(
+    dtype: torch.dtype, shape: tuple[int, ...], pinned: bool
+) -> tuple[torch.dtype, int, bool]:
+    """What a slot for values in this shape is."""
+    count = math.prod(shape)
+    step = max(_LEAST_VALUES, (1 << (count - 1).bit_length()) // (2 * _SIZES))
+    return dtype, -(-count // step) * step or step, pinned
 
 
 def _fresh(dtype: torch.dtype, count: int, *, pinned: bool) -> torch.Tensor:

@@ -7,7 +7,7 @@ import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from trajreplay.capture.device import DeviceScalar, copied
 from trajreplay.schema.errors import CaptureError
@@ -20,6 +20,7 @@ _FIELDS = (
     *("group_index", "raw_reward", "reward", "greedy_reward", "kept_baseline", "last_value"),
     *("reward_components", "weight_versions", "truncated"),
 )
+_NONE: tuple[()] = ()
 _texts_of = operator.attrgetter("prompt", "response", "label", "tool_output")
 _RECORD_BYTES, _SPAN_BYTES = 512, 160  # of CPython on 64 bits
 _fields_of = operator.attrgetter(*_FIELDS)
@@ -75,43 +76,38 @@ def fixed(values: list[Any]) -> list[Any]:
     return [number(one) for one in values]
 
 
-def frozen(records: Sequence[SampleRecord]) -> Sequence[SampleRecord]:
+class Taken(NamedTuple):
     """Records that no later edit of what they were made of can reach.
+
+    Args:
+        records: The records; some of their values may be on a device.
+        lengths: Response tokens of each.
+        size_bytes: Memory that they keep from being freed, about.
+        is_plain: Whether all their values are plain ones.
+    """
+
+    records: Sequence[SampleRecord]
+    lengths: list[int]
+    size_bytes: int
+    is_plain: bool
+
+    def read(self) -> Sequence[SampleRecord]:
+        """The records with plain values only; waits for a device."""
+        return self.records if self.is_plain else _changed(self.records, read)
+
+
+def taken(records: Sequence[SampleRecord]) -> Taken:
+    """Take over records as they are now.
 
     Raises:
         CaptureError: A field has another form.
     """
-    return records if _is_plain(records) else _changed(records, settled)
-
-
-def thawed(records: Sequence[SampleRecord]) -> Sequence[SampleRecord]:
-    """Frozen records with plain values only; waits for a device."""
-    return records if _is_plain(records) else _changed(records, read)
-
-
-def bytes_of(records: Sequence[SampleRecord]) -> int:
-    """Memory that records keep from being freed, about."""
-    size = _RECORD_BYTES * len(records)
+    # Written out, and one pass: a training waits for it, and a loop over names takes three times
+    # as long.
+    plain, is_plain = _PLAIN, True
+    lengths, size = [], _RECORD_BYTES * len(records)
     for one in records:
-        if one.weight_versions is not None:
-            size += _SPAN_BYTES * len(one.weight_versions)
-        if type(one.loss_mask) is not tuple or one.loss_mask:
-            size += sys.getsizeof(one.loss_mask)
-        if (
-            one.prompt is not None
-            or one.response is not None
-            or one.label is not None
-            or one.tool_output is not None
-        ):
-            size += sum(map(sys.getsizeof, _texts_of(one)))
-    return size
-
-
-def _is_plain(records: Sequence[SampleRecord]) -> bool:
-    """Whether no field of `_FIELDS` of any record can change."""
-    # Written out: a training waits for it, and a loop over names takes three times as long.
-    plain = _PLAIN
-    for one in records:
+        lengths.append(one.response_length)
         if (
             (one.group_index is not None and type(one.group_index) not in plain)
             or (one.raw_reward is not None and type(one.raw_reward) not in plain)
@@ -123,8 +119,26 @@ def _is_plain(records: Sequence[SampleRecord]) -> bool:
             or (one.weight_versions is not None and type(one.weight_versions) not in plain)
             or (one.truncated is not None and type(one.truncated) not in plain)
         ):
-            return False
-    return True
+            is_plain = False
+        if (
+            one.loss_mask is not _NONE
+            or one.prompt is not None
+            or one.response is not None
+            or one.label is not None
+            or one.tool_output is not None
+            or one.weight_versions is not None
+        ):
+            size += _more_of(one)
+    held = list(records) if is_plain else _changed(records, settled)
+    return Taken(held, lengths, size, is_plain)
+
+
+def _more_of(record: SampleRecord) -> int:
+    """Memory that a record keeps beside its own."""
+    spans = 0 if record.weight_versions is None else len(record.weight_versions)
+    return sum(map(sys.getsizeof, _texts_of(record)), sys.getsizeof(record.loss_mask)) + (
+        _SPAN_BYTES * spans
+    )
 
 
 def _changed(

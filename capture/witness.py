@@ -6,7 +6,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trajreplay.capture.copies import Block, Copier
+from trajreplay.capture.blocks import Block
+from trajreplay.capture.copies import Copier
 from trajreplay.schema.tables import GRADIENTS
 
 if TYPE_CHECKING:
@@ -73,9 +74,12 @@ class Witness:
             one.remove()
         self._handles.clear()
 
-    def ended(self) -> Gradients:
-        """What came: 0 where nothing did."""
+    def end(self) -> None:
+        """Look at no gradient from now on; those that came are what is seen."""
         self._unhook()
+
+    def seen(self) -> Gradients:
+        """What came: 0 where nothing did."""
         places = [self._lengths] if self._whole else [[one] for one in self._lengths]
         return Gradients([(self._given.get(at, ()), one) for at, one in enumerate(places)])
 

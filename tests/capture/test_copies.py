@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trajreplay import CaptureError
-from trajreplay.capture.copies import Block, Copier
+from trajreplay.capture.blocks import Block
+from trajreplay.capture.copies import Copier
 from trajreplay.capture.slots import Slots
 
 
@@ -131,19 +132,24 @@ def test_what_is_no_number_is_refused(value: Any) -> None:
         rows()
 
 
+WHOLE = ["padded", "strided", "in a graph"]
+FORMS_TOGETHER = st.sampled_from([WHOLE, ["list", "tuple"], ["packed"], [*WHOLE, "list", "array"]])
+
+
+def kinds_of(forms: list[str]) -> st.SearchStrategy[list[tuple[str, torch.dtype]]]:
+    """Columns in these forms, each of a dtype."""
+    dtypes = st.sampled_from([torch.float32, torch.bfloat16])
+    return st.lists(st.tuples(st.sampled_from(forms), dtypes), max_size=7)
+
+
 @given(
     lengths=LENGTHS,
-    kinds=st.lists(
-        st.tuples(
-            st.sampled_from(["list", "packed", "padded", "strided", "array", "in a graph"]),
-            st.sampled_from([torch.float32, torch.bfloat16]),
-        ),
-        max_size=7,
-    ),
+    kinds=FORMS_TOGETHER.flatmap(kinds_of),
+    none=st.booleans(),
     seed=st.integers(0, 9),
 )
 def test_columns_that_are_copied_together_are_each_as_it_was_at_the_hand_off(
-    lengths: list[int], kinds: list[tuple[str, torch.dtype]], seed: int
+    lengths: list[int], kinds: list[tuple[str, torch.dtype]], none: bool, seed: int
 ) -> None:
     torch.manual_seed(seed)
     slots, columns, expected = Slots(1 << 20), {}, {}
@@ -162,9 +168,12 @@ def test_columns_that_are_copied_together_are_each_as_it_was_at_the_hand_off(
     for _ in range(2):  # the second time in memory that was used before
         copier = Copier(slots)
         kept = {name: copied(one) for name, one in columns.items()}
-        found = copier.blocks(kept, lengths)
+        if none:
+            kept["none"] = None
+        found = copier.columns(kept, lengths).blocks()
         for one in kept.values():
             spoil(one)
+        assert "none" not in found
         assert {name: bits(block) for name, block in found.items()} == expected
         copier.release()
 

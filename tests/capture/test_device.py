@@ -143,7 +143,7 @@ class OnDevice(torch.Tensor):
 
 FORMS: dict[str, Callable[[Copier, torch.Tensor], Any]] = {
     "padded": lambda copier, values: copier.block("kl", values, [4, 4]),
-    "columns": lambda copier, values: copier.blocks({"kl": values}, [4, 4]),
+    "columns": lambda copier, values: copier.columns({"kl": values}, [4, 4]),
     "value": lambda copier, values: copier.value(values),
     "numbers": lambda copier, values: copier.value([values, values]),
     "routes": lambda copier, values: copier.routes("routes", [values], 1),

@@ -90,7 +90,7 @@ def test_memory_is_used_again_in_whatever_mode_a_training_is(
                 values = [list(row) for row in values]  # type: ignore[assignment]
             copier = Copier(slots)
             column = (values, [3, 2] if form in ("padded", "in a graph") else [3, 3])
-            held = copier.blocks({"log_probs": column[0]}, column[1])["log_probs"]
+            held = copier.columns({"log_probs": column[0]}, column[1]).blocks()["log_probs"]
         rows = held.rows()
         expected = [row[:length] for row, length in zip(whole, column[1], strict=True)]
         assert all(one.equal(row) for one, row in zip(rows, expected, strict=True))

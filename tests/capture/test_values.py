@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.recorded import captured, reasons, switched
 from trajreplay import CaptureError, Lake, SampleRecord, Settings, capture
-from trajreplay.capture.values import _FIELDS, frozen, kept
+from trajreplay.capture.values import _FIELDS, kept, taken
 from trajreplay.schema import RewardSettings
 
 WHOLE = Settings(reward=RewardSettings(weights={"style": 1.0, "tests": 2.0}))
@@ -124,11 +124,13 @@ def test_each_field_that_can_change_is_looked_at_in_each_record(name: str, at: i
     held = np.ones(1)
     changed: Any = {name: held}
     records = [SampleRecord(f"s-{row}", 1, 1, [1]) for row in range(3)]
-    assert frozen(records) is records
+    assert taken(records).records == records
     records[at] = replace(records[at], **changed)
-    taken = frozen(records)
+    held_records = taken(records).records
     held[0] = 7.0
-    assert [getattr(one, name) for one in taken] == [1.0 if row == at else None for row in range(3)]
+    assert [getattr(one, name) for one in held_records] == [
+        1.0 if row == at else None for row in range(3)
+    ]
 
 
 def test_scalars_of_each_sample_are_those_at_the_time(lake: Lake) -> None:

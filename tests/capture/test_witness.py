@@ -241,7 +241,7 @@ def test_gradients_that_cannot_be_taken_over_drop_the_capture(
     def full(*_: Any) -> Any:
         raise torch.OutOfMemoryError("no memory is left")
 
-    monkeypatch.setattr(Witness, "ended", full)
+    monkeypatch.setattr(Witness, "end", full)
     switches = switched(lake, gradients=True, strict=False)
     recorder = capture.enable(switches, settings=SETTINGS, step_stages=["sample"])
     recorder.begin_step(0, 0)
@@ -324,7 +324,7 @@ def test_gradients_are_copied_as_they_come_and_added_as_torch_does(
         held.append(copier.held_bytes)  # and no gradient is left where it was made
     assert held[0] < held[1] < held[2]
     assert failed == []
-    found = [torch.as_tensor(one, dtype=dtype) for one in witness.ended().rows()]
+    found = [torch.as_tensor(one, dtype=dtype) for one in witness.seen().rows()]
     expected = [one.grad for one in tensors]
     assert torch.cat(found[: len(LENGTHS) if whole else -1]).equal(torch.cat(expected))  # type: ignore[arg-type]
     assert whole or found[-1].tolist() == [0.0] * LENGTHS[-1]
