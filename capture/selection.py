@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from trajreplay.schema.errors import SchemaError
+from trajreplay.schema.errors import SchemaError, shown
 
 _NUMBER = re.compile(r"\d{1,18}")
 _ALL = "all"
@@ -86,6 +86,8 @@ def _any(_: int) -> bool:
 def _items(name: str, text: str | None) -> tuple[_Item, ...]:
     if text is None:
         return (_Item(_any, _any),)
+    if not isinstance(text, str):
+        raise _malformed(name, shown(text))
     return tuple(_item(name, part.strip()) for part in text.split(","))
 
 

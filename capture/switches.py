@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any
 
 from trajreplay.capture.selection import Selection
+from trajreplay.capture.switch_texts import READERS, flag
+from trajreplay.capture.switch_texts import attempt as read_attempt
 from trajreplay.capture.triggers import Triggers
-from trajreplay.schema.errors import SchemaError, listed
+from trajreplay.schema.errors import SchemaError, listed, shown
 from trajreplay.schema.identity import check_id
 from trajreplay.schema.policy import Redaction
 
@@ -18,11 +21,21 @@ PREFIX, ALIAS = "TRAJREPLAY_CAPTURE", "RELAX_REPLAY_CAPTURE"
 # Relax names no run, and a folder for its own files, which a lake does not mind.
 _ALIAS_LAKE, _ALIAS_RUN = f"{ALIAS}_DIR", "relax"
 LAKE, RUN_ID, ATTEMPT = "TRAJREPLAY_LAKE", "TRAJREPLAY_RUN_ID", "TRAJREPLAY_ATTEMPT"
+# Fields of `Switches` that are no text, what they are, and in words.
+_AMOUNTS: Mapping[str, str] = {
+    **dict.fromkeys(("queue_bytes", "device_bytes", "ring_bytes"), "bytes, a whole number from 0"),
+    **dict.fromkeys(("wait_s", "close_s"), "seconds, a number from 0 to 1e9"),
+    "keep_last": "steps, a whole number from 0",
+}
+_KINDS: Mapping[str, type] = {
+    "selection": Selection,
+    "triggers": Triggers,
+    "gradients": bool,
+    "strict": bool,
+    "spool": str,
+}
+_LONGEST_S = 1e9
 _JOBS = {"SLURM_JOB_ID": "slurm", "LSB_JOBID": "lsf", "PBS_JOBID": "pbs"}
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_BYTES = re.compile(r"(\d{1,15})([KMG]?)i?B?")
-_SECONDS = re.compile(r"\d{1,9}(\.\d{1,6})?")
-_FLAGS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False, "": False}
 
 
 @dataclass(frozen=True)
@@ -69,6 +82,21 @@ class Switches:
 
     def __post_init__(self) -> None:
         check_id("run_id", self.run_id)
+        problems = [
+            f"{name} is {shown(getattr(self, name))}, expected {what}"
+            for name, what in _AMOUNTS.items()
+            if not _is_amount(getattr(self, name), whole=not name.endswith("_s"))
+        ] + [
+            f"{name} is {shown(getattr(self, name))}, expected a {kind.__name__}"
+            for name, kind in _KINDS.items()
+            if not isinstance(getattr(self, name), kind)
+        ]
+        if problems:
+            raise SchemaError(
+                f"capture cannot start:\n  {listed(problems)}",
+                hint="Correct these arguments of Switches.",
+                problems=problems,
+            )
         Redaction(self.redaction).check_key()
 
     @classmethod
@@ -95,16 +123,16 @@ class Switches:
         problems: list[str] = []
         found = _switches(given, problems)
         switch, text = found.pop("", (PREFIX, ""))
-        on = _read(switch, text, _flag, problems)
+        on = _read(switch, text, flag, problems)
         if not on and not problems:
             return None
         values: dict[str, Any] = {}
         for end, (name, text) in found.items():
-            if end not in _READERS:
-                known = ", ".join(f"{PREFIX}_{one}" for one in _READERS)
+            if end not in READERS:
+                known = ", ".join(f"{PREFIX}_{one}" for one in READERS)
                 problems.append(f"{name} is set, expected one of {known}")
                 continue
-            field_name, reader = _READERS[end]
+            field_name, reader = READERS[end]
             values[field_name] = _read(name, text, reader, problems)
         chosen = {name: values.pop(name, None) for name in ("steps", "rollouts")}
         values["lake"] = given.get(LAKE) or given.get(_ALIAS_LAKE)
@@ -112,7 +140,7 @@ class Switches:
             problems.append(f"{LAKE} is not set")
         values["run_id"] = _run_id(given, problems, _ALIAS_RUN if switch == ALIAS else "")
         if attempt := given.get(ATTEMPT):
-            values["attempt"] = _read(ATTEMPT, attempt, _attempt, problems)
+            values["attempt"] = _read(ATTEMPT, attempt, read_attempt, problems)
         if problems:
             raise SchemaError(
                 f"capture is switched on and cannot start:\n  {listed(problems)}",
@@ -120,6 +148,13 @@ class Switches:
                 problems=problems,
             )
         return cls(selection=Selection(**chosen), **values)
+
+
+def _is_amount(value: object, *, whole: bool) -> bool:
+    """Whether it is a number from 0 on; True and False are none."""
+    if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
+        return False
+    return 0 <= float(value) <= (math.inf if whole else _LONGEST_S)
 
 
 def _switches(given: Mapping[str, str], problems: list[str]) -> dict[str, tuple[str, str]]:
@@ -144,82 +179,6 @@ def _read(name: str, text: str, reader: Callable[[str], Any], problems: list[str
     except ValueError as error:
         problems.append(f"{name} is {text!r}, expected {error}")
     return None
-
-
-def _flag(text: str) -> bool:
-    if text.lower() not in _FLAGS:
-        raise ValueError("1 or 0")
-    return _FLAGS[text.lower()]
-
-
-def _bytes(text: str) -> int:
-    if not (found := _BYTES.fullmatch(text.upper().replace("IB", "B"))):
-        raise ValueError("bytes, such as 268435456 or 256M")
-    return int(found[1]) * _UNITS[found[2]]
-
-
-def _seconds(text: str) -> float:
-    if not _SECONDS.fullmatch(text):
-        raise ValueError("seconds, such as 0.5")
-    return float(text)
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 6):
-        raise ValueError("a number of steps")
-    return int(text)
-
-
-def _attempt(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise ValueError("a restart's number, the first is 0")
-    return int(text)
-
-
-def _spool(text: str) -> str:
-    if "://" in text:
-        raise ValueError("a folder of this machine")
-    return text
-
-
-def _redaction(text: str) -> dict[str, str]:
-    rules: dict[str, str] = {}
-    for part in filter(None, (one.strip() for one in text.split(","))):
-        name, separator, rule = part.partition("=")
-        if not separator or name in rules:
-            raise ValueError(
-                "rules such as prompt=keyed-hash,response=truncate:64, one for each field"
-            )
-        rules[name] = rule
-    Redaction(rules).check_key()
-    return rules
-
-
-def _steps(text: str) -> str:
-    Selection(steps=text)
-    return text
-
-
-def _rollouts(text: str) -> str:
-    Selection(rollouts=text)
-    return text
-
-
-_READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "STEPS": ("steps", _steps),
-    "ROLLOUTS": ("rollouts", _rollouts),
-    "REDACTION": ("redaction", _redaction),
-    "QUEUE_BYTES": ("queue_bytes", _bytes),
-    "DEVICE_BYTES": ("device_bytes", _bytes),
-    "WAIT_S": ("wait_s", _seconds),
-    "CLOSE_S": ("close_s", _seconds),
-    "KEEP_LAST": ("keep_last", _count),
-    "RING_BYTES": ("ring_bytes", _bytes),
-    "TRIGGERS": ("triggers", Triggers),
-    "GRADIENTS": ("gradients", _flag),
-    "SPOOL": ("spool", _spool),
-    "STRICT": ("strict", _flag),
-}
 
 
 def _run_id(given: Mapping[str, str], problems: list[str], default: str) -> str:

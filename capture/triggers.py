@@ -19,7 +19,7 @@ from typing import Any
 
 from trajreplay.capture.device import DeviceScalar
 from trajreplay.capture.reasons import reason_of
-from trajreplay.schema.errors import SchemaError, bare
+from trajreplay.schema.errors import SchemaError, bare, shown
 
 _BOUND = re.compile(r"(\w+)([<>])([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)")
 _COMPARE: dict[str, Callable[[float, float], bool]] = {"<": operator.lt, ">": operator.gt}
@@ -52,6 +52,8 @@ class Triggers:
     signals: tuple[signal.Signals, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise _malformed(shown(self.text))
         bounds, signals = [], []
         for part in self._parts():
             if found := _BOUND.fullmatch(part):

@@ -1,8 +1,12 @@
 """The switches: off unless switched on, and what is malformed fails at start, all at once."""
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.helpers.recorded import captured, record_rollout, record_step
 from tests.helpers.scenes import WAY
@@ -180,3 +184,54 @@ def test_a_malformed_switch_fails_when_capture_is_enabled(monkeypatch: pytest.Mo
         monkeypatch.setenv(name, value)
     with pytest.raises(SchemaError, match="STEPS"):
         capture.enable_from_env()
+
+
+AMOUNTS = ("queue_bytes", "device_bytes", "wait_s", "close_s", "keep_last", "ring_bytes")
+NO_AMOUNT = st.one_of(
+    st.booleans(),
+    st.none(),
+    st.text(max_size=3),
+    st.integers(max_value=-1),
+    st.sampled_from([float("nan"), float("-inf"), float("inf"), -0.5, [1], b"1", np.True_]),
+)
+
+
+@given(name=st.sampled_from(AMOUNTS), value=NO_AMOUNT)
+def test_an_amount_that_is_none_is_refused_at_start_by_name(name: str, value: Any) -> None:
+    with pytest.raises(SchemaError, match=f"{name} is .*, expected (bytes|seconds|steps)"):
+        Switches(lake="lake", run_id="r", **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("queue_bytes", 0.5),
+        ("keep_last", 1.0),
+        ("gradients", 1),
+        ("strict", "1"),
+        ("spool", True),
+        ("selection", "0:0"),
+        ("triggers", "nonfinite"),
+    ],
+)
+def test_what_is_of_another_kind_is_refused_at_start_by_name(name: str, value: Any) -> None:
+    with pytest.raises(SchemaError, match=f"{name} is .*, expected"):
+        Switches(lake="lake", run_id="r", **{name: value})
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    wrong: Any = {"wait_s": True, "close_s": False, "strict": 1}
+    with pytest.raises(SchemaError) as told:
+        Switches(lake="lake", run_id="r", **wrong)
+    assert all(f"{name} is {value}" in str(told.value) for name, value in wrong.items())
+
+
+@pytest.mark.parametrize("make", [lambda one: Selection(steps=one), Triggers])
+def test_a_selection_that_is_no_text_is_refused(make: Any) -> None:
+    with pytest.raises(SchemaError, match="expected"):
+        make(True)
+
+
+def test_numbers_of_numpy_are_amounts() -> None:
+    found = Switches("lake", "r", queue_bytes=np.int64(5), wait_s=np.float32(0.5))  # type: ignore[arg-type]
+    assert (found.queue_bytes, found.wait_s) == (5, 0.5)
