@@ -14,14 +14,8 @@ from trajreplay.schema.contracts import STAGE_OF_COLUMN
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.lists import Int64s, lengths_of
 from trajreplay.schema.settings import LayoutSettings
-from trajreplay.schema.shards import (
-    SHARDED,
-    Piece,
-    Places,
-    held_tokens,
-    response_spans,
-    whole_lists,
-)
+from trajreplay.schema.shard_checks import Cut, check_once, check_tiles, held_spans
+from trajreplay.schema.shards import SHARDED, Piece, Places, whole_lists
 from trajreplay.stages.report import CohortReport, Finding
 from trajreplay.stages.shard_outputs import Part
 
@@ -73,20 +67,7 @@ class ShardGroup:
         rows = np.concatenate([one.rows for one in self.shards])
         rank = np.concatenate([one.places.rank for one in self.shards])
         size = np.concatenate([one.places.size for one in self.shards])
-        order = np.lexsort((rank, rows))
-        rows, rank, size = rows[order], rank[order], size[order]
-        begins = np.searchsorted(rows, np.arange(len(self._names)))
-        own = np.arange(len(rows)) - begins[rows]
-        count = np.bincount(rows, minlength=len(self._names))
-        wrong = (own != rank) | (size != count[rows])
-        if wrong.any():
-            sample = int(rows[np.argmax(wrong)])
-            mine = rows == sample
-            pairs = list(zip(rank[mine].tolist(), size[mine].tolist(), strict=True))
-            raise DatasetError(
-                f"of sample {self._names[sample]!r} the shards (rank, size) {pairs} are there, "
-                "expected those of one size, each rank once: capture all of them"
-            )
+        check_once(self._names, rows, rank, size)
 
     @cached_property
     def table(self) -> pa.Table:
@@ -130,41 +111,18 @@ class ShardGroup:
         pieces: list[Piece] = []
         for one, column in pairs:
             rows = one.rows
-            spans = response_spans(layout, total[rows], response[rows], one.places)
-            self._check_lengths(name, one, column, held_tokens(spans), response, there)
-            pieces.append((column, rows, spans))
+            where = f"rank {one.part.entry.key.rank}"
+            if not np.array_equal(valid := _valid(column), there[rows]):
+                sample = self._names[rows[np.argmax(valid != there[rows])]]
+                raise DatasetError(
+                    f"{where}: {name} of sample {sample!r} is missing, and other ranks have it"
+                )
+            ids = [self._names[row] for row in rows]
+            cut = Cut(where, layout, ids, total[rows], response[rows], one.places)
+            pieces.append((column, rows, held_spans(name, column, cut, there[rows])))
         found = whole_lists(pieces, response, there)
-        self._check_tiles(name, found.hits, found.offsets)
+        check_tiles(name, found, self._names)
         return found.lists
-
-    def _check_lengths(
-        self,
-        name: str,
-        one: Shards,
-        column: pa.Array,
-        held: Int64s,
-        response: Int64s,
-        there: np.ndarray[Any, np.dtype[np.bool_]],
-    ) -> None:
-        found, expected = lengths_of(column), held * there[one.rows]
-        wrong = (found != expected) | (_valid(column) != there[one.rows])
-        if wrong.any():
-            row = int(np.argmax(wrong))
-            raise DatasetError(
-                f"rank {one.part.entry.key.rank}: {name} of sample "
-                f"{self._names[one.rows[row]]!r} has {found[row]} "
-                f"values, expected {expected[row]}, its tokens under the stated layout, or "
-                f"response_length = {response[one.rows[row]]} on every rank"
-            )
-
-    def _check_tiles(self, name: str, hits: Int64s, offsets: Int64s) -> None:
-        if len(wrong := np.flatnonzero(hits != 1)):
-            row = int(np.searchsorted(offsets, wrong[0], side="right")) - 1
-            raise DatasetError(
-                f"{name} of sample {self._names[row]!r}: token "
-                f"{wrong[0] - offsets[row]} is held by {hits[wrong[0]]} ranks, expected one: the "
-                "shards do not tile the response"
-            )
 
     def note_difference(self, name: str, report: CohortReport) -> None:
         """Report a rank that does not hold what the first one does, bit by bit."""

@@ -14,17 +14,8 @@ from trajreplay.query.row_identity import IDENTITY, SHARD, names_of
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.lists import Int64s, lengths_of
-from trajreplay.schema.shards import (
-    SHARDED,
-    Piece,
-    Places,
-    Spans,
-    WholeLists,
-    held_tokens,
-    response_spans,
-    row_places,
-    whole_lists,
-)
+from trajreplay.schema.shard_checks import Cut, check_once, check_tiles, held_spans
+from trajreplay.schema.shards import SHARDED, Piece, Places, row_places, whole_lists
 
 NEEDED = (*IDENTITY, *SHARD, "total_length", "response_length")
 _PLACE = tuple(f"place.{name}" for name in Places._fields)
@@ -39,6 +30,18 @@ class Rows(NamedTuple):
     def take(self, places: pa.Array) -> Rows:
         """Some of them."""
         return Rows(self.entry, {name: one.take(places) for name, one in self.found.items()})
+
+    @property
+    def cut(self) -> Cut:
+        """How their samples are cut; they are `placed`."""
+        return Cut(
+            f"capture of {self.entry.key}",
+            self.entry.settings.layout,
+            self.found["sample_id"].to_pylist(),
+            self.ints("total_length"),
+            self.ints("response_length"),
+            Places(*(self.ints(one) for one in _PLACE)),
+        )
 
     def ints(self, name: str) -> Int64s:
         """(R,) int64. A column of numbers."""
@@ -82,12 +85,18 @@ def put_together(parts: Sequence[Rows], columns: Sequence[str]) -> Iterator[Rows
         group = 0 if dynamic else part.entry.parallel.data_rank
         keys = ((group, *name) for name in names_of(part.found))
         rows.append(np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64))
-    _check(parts, rows, [str(key[-1]) for key in numbers])
+    ids = [str(key[-1]) for key in numbers]
     of_sample = np.concatenate([*rows, np.empty(0, np.int64)])
+    none = np.empty(0, np.int64)
+    rank, size = (
+        np.concatenate([*(part.ints(f"place.{name}") for part in parts), none])
+        for name in ("rank", "size")
+    )
+    check_once(ids, of_sample, rank, size)
     response = np.zeros(len(numbers), np.int64)
     for part, mine in zip(parts, rows, strict=True):
         response[mine] = part.ints("response_length")
-    whole = {name: _whole(name, parts, rows, response) for name in columns}
+    whole = {name: _whole(name, parts, rows, response, ids) for name in columns}
     _, first = np.unique(of_sample, return_index=True)
     start = 0
     for part, mine in zip(parts, rows, strict=True):
@@ -99,26 +108,13 @@ def put_together(parts: Sequence[Rows], columns: Sequence[str]) -> Iterator[Rows
             yield Rows(part.entry, kept.found | lists)
 
 
-def _check(parts: Sequence[Rows], rows: Sequence[Int64s], names: Sequence[str]) -> None:
-    """Refuse samples of which not every shard is there once."""
-    there: list[list[tuple[int, int]]] = [[] for _ in names]
-    for part, mine in zip(parts, rows, strict=True):
-        shards = zip(
-            part.ints("place.rank").tolist(), part.ints("place.size").tolist(), strict=True
-        )
-        for row, shard in zip(mine.tolist(), shards, strict=True):
-            there[row].append(shard)
-    for name, found in zip(names, there, strict=True):
-        size = found[0][1]
-        if sorted(found) != [(rank, size) for rank in range(size)]:
-            raise DatasetError(
-                f"of sample {name!r} the shards (rank, size) {sorted(found)} are selected, "
-                "expected those of one size, each rank once",
-                hint="Select every rank of a context-parallel group, and capture all of them.",
-            )
-
-
-def _whole(name: str, parts: Sequence[Rows], rows: Sequence[Int64s], response: Int64s) -> pa.Array:
+def _whole(
+    name: str,
+    parts: Sequence[Rows],
+    rows: Sequence[Int64s],
+    response: Int64s,
+    ids: Sequence[str],
+) -> pa.Array:
     """The lists of all samples; null of those of which a shard has none."""
     there = np.ones(len(response), np.bool_)
     for part, mine in zip(parts, rows, strict=True):
@@ -129,28 +125,13 @@ def _whole(name: str, parts: Sequence[Rows], rows: Sequence[Int64s], response: I
         missing = _valid(column) & ~there[mine]
         if missing.any():
             column = column.take(pa.array(np.arange(len(column)), mask=missing))
-        pieces.append((column, mine, _held(name, part, column, there[mine])))
+        spans = held_spans(name, column, part.cut, there[mine], whole=True)
+        pieces.append((column, mine, spans))
     found = whole_lists(pieces, response, there)
-    _check_tiles(name, found, np.bincount(np.concatenate(rows)), response * there)
+    check_tiles(name, found, ids, np.bincount(np.concatenate(rows), minlength=len(ids)))
     if (found.hits > 1).any():
         _check_alike(name, parts, pieces, found.lists)
     return found.lists
-
-
-def _check_tiles(name: str, found: WholeLists, shards: Int64s, lengths: Int64s) -> None:
-    """Refuse samples whose tokens are neither each in one shard nor all in every one."""
-    owner = np.repeat(np.arange(len(lengths)), lengths)
-    once = np.bincount(owner, found.hits == 1, len(lengths)) == lengths
-    always = np.bincount(owner, found.hits == shards[owner], len(lengths)) == lengths
-    wrong = np.flatnonzero(~(once | always))
-    if len(wrong):
-        row = int(wrong[0])
-        mine = found.hits[found.offsets[row] : found.offsets[row + 1]]
-        token = int(np.argmax(mine != 1))
-        raise DatasetError(
-            f"{name}: {mine[token]} of {shards[row]} shards hold token {token} of a response of "
-            f"{lengths[row]}, expected one, or all of them every token: the shards do not tile it"
-        )
 
 
 def _check_alike(
@@ -169,31 +150,6 @@ def _check_alike(
                     "context-parallel group has, and each holds the whole response",
                     hint="Find out which is right: trajreplay replay names where they differ.",
                 )
-
-
-def _held(name: str, part: Rows, column: pa.Array, there: Any) -> Spans:
-    """The tokens of each row: of its shard, or all where the list is that of the response."""
-    places = Places(*(part.ints(one) for one in _PLACE))
-    response, lengths = part.ints("response_length"), lengths_of(column)
-    spans = response_spans(part.entry.settings.layout, part.ints("total_length"), response, places)
-    held = held_tokens(spans)
-    complete = lengths == response
-    wrong = there & (lengths != held) & ~complete
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        raise DatasetError(
-            f"capture of {part.entry.key}: {name} of sample "
-            f"{part.found['sample_id'][row].as_py()!r} has {lengths[row]} values, expected "
-            f"{held[row]}, its tokens under the stated layout, or {response[row]}, the whole "
-            "response",
-            hint="State how sequences were cut: layout.context and layout.context_multiple.",
-        )
-    (low, high), *others = spans
-    every = [(np.where(complete, 0, low), np.where(complete, response, high))]
-    none = np.zeros_like(response)
-    return every + [
-        (np.where(complete, none, one), np.where(complete, none, other)) for one, other in others
-    ]
 
 
 def _valid(column: pa.Array) -> Any:

@@ -134,7 +134,7 @@ def a_step() -> dict[str, Any]:
 def test_a_shard_that_is_not_selected_is_missed(tmp_path: Path) -> None:
     lake = Lake.create(tmp_path)
     write_cut(lake, a_step())
-    with pytest.raises(DatasetError, match=r"of sample 's-0' the shards .* \[\(0, 2\)\] are sel"):
+    with pytest.raises(DatasetError, match=r"of sample 's-0' the shards .* \[\(0, 2\)\] are there"):
         measured(lake, selection=Selection(ranks=(0,)))
 
 
@@ -188,5 +188,5 @@ def test_ranks_that_hold_a_response_alike_or_not_at_all(whole: set[int], tmp_pat
     if whole == {0, 1}:
         assert only_row(lakes[0])["abs_delta_max"] == 0.125
     for lake in lakes if whole == {0} else lakes[1:]:
-        with pytest.raises(DatasetError, match=r"do not tile it|is not what another rank"):
+        with pytest.raises(DatasetError, match=r"do not tile|is not what another rank"):
             measured(lake)
