@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
 from trajreplay.schema.entry import DataFile, Entry
-from trajreplay.schema.errors import TrajReplayError
 from trajreplay.schema.layout import data_path, packed_path
 from trajreplay.schema.publish import remove_if_there
 from trajreplay.schema.store import Store
@@ -34,23 +32,27 @@ class _Open:
 class SharedFiles:
     """Writes captures to files that those of one attempt and of the same columns share.
 
-    Nothing names the files before their entries are published, which is left to the caller.
+    Nothing names the files before they are in place and their entries published, which is left to
+    the caller.
 
     Args:
         store: The lake.
+
+    Attributes:
+        finished: Where each file is that is durable, and its place in the lake.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._open: dict[object, _Open] = {}
         self._entries: list[Entry] = []
-        self._paths: list[str] = []
+        self.finished: list[tuple[str, str]] = []
 
     def add(self, prepared: Prepared) -> int:
         """Write the rows of a capture.
 
         Returns:
-            Its place among the entries that `place` returns.
+            Its place among the entries that `finish` returns.
 
         Raises:
             OSError: The lake cannot be written.
@@ -87,50 +89,40 @@ class SharedFiles:
         self._entries[at] = replace(self._entries[at], files=tuple(files))
 
     def _close(self, kind: object) -> None:
-        """Bring a file into place, and tell its captures where it is."""
+        """Make a file durable, and tell its captures where it will be."""
         one = self._open[kind]
         at, index = one.members[0]
         key, table = self._entries[at].key, self._entries[at].files[index].table
         alone = len(one.members) == 1
         path = data_path(key, table) if alone else packed_path(key.run_id, key.attempt, table)
         size, footer, digest = one.writer.close()
-        self._paths.append(path)
-        self._store.place(one.temporary, path)
+        self.finished.append((one.temporary, path))
         del self._open[kind]
         for at, index in one.members:
             draft = self._entries[at].files[index]
             placed = replace(draft, path=path, bytes=size, footer=footer, digest=digest)
             self._change(at, index, placed)
 
-    def place(self) -> list[Entry]:
-        """Bring all files into place.
+    def finish(self) -> list[Entry]:
+        """Make all files durable.
 
         Returns:
-            The entries to publish, in the order of `add`.
+            The entries to publish once the files are in place, in the order of `add`.
 
         Raises:
             OSError: The lake cannot be written.
-            DatasetError: It is an object store that cannot.
         """
         for kind in list(self._open):
             self._close(kind)
         return self._entries
 
-    def abandon(self, kept: Collection[str] = ()) -> None:
-        """Remove the files, also those that are in place.
-
-        One that cannot be removed stays: nothing reads a file that no entry names.
-
-        Args:
-            kept: Paths of those that stay, since an entry names them.
-        """
+    def abandon(self) -> None:
+        """Remove the files, as far as they can be."""
         for one in self._open.values():
             one.writer.abandon()
-            with contextlib.suppress(OSError):
-                remove_if_there(one.temporary)
+            self.finished.append((one.temporary, ""))
         self._open.clear()
-        for path in self._paths:
-            if path not in kept:
-                with contextlib.suppress(OSError, TrajReplayError):
-                    self._store.remove(path)
-        self._paths.clear()
+        for temporary, _ in self.finished:
+            with contextlib.suppress(OSError):
+                remove_if_there(temporary)
+        self.finished.clear()

@@ -14,9 +14,6 @@ from tests.helpers.bundles import copied, edited, signed
 from tests.helpers.slime_dumps import saved, training
 from trajreplay import Lake
 from trajreplay.capture.importers import ImportedSource, ImportOptions, import_files, importer_of
-from trajreplay.capture.importers.committing import Committing
-from trajreplay.capture.importers.importing import _read
-from trajreplay.capture.importers.named import NamedPath
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.layout import ENTRIES
 from trajreplay.schema.localstore import LocalStore
@@ -475,19 +472,20 @@ def test_a_source_that_there_is_no_memory_for_is_refused_alone(
     assert len(there(lake)) == 3
 
 
+@pytest.mark.parametrize("number", range(1, 8))
 @pytest.mark.parametrize("error", [MemoryError(), Killed()])
-def test_what_ends_an_import_leaves_nothing_to_commit_of_what_waited(
-    error: BaseException, tmp_path: Path
+def test_what_ends_an_import_leaves_nothing_of_what_waited(
+    error: BaseException, number: int, tmp_path: Path
 ) -> None:
-    (bundle,) = steps(tmp_path / "in", 1)
+    """Or it is the refusal of one source, where that is what there was no memory for."""
+    steps(tmp_path / "in", 2)
     lake = Lake.create(tmp_path / "lake")
-    importer = importer_of("relax-bundle")
-    store = LocalStore(tmp_path / "lake")
-    source = _read(store, importer, bundle, NamedPath(bundle, bundle), ImportOptions())
-    committing = Committing(Failing(tmp_path / "lake", "temporary", 1, error))
-    with pytest.raises(type(error)):
-        committing.add(source)
-    committing.flush()
-    assert source.result.status == "refused"
-    assert there(lake) == []
-    assert list(data_of(lake)) == []
+    failing = Failing(tmp_path / "lake", "temporary", number, error)
+    report = None
+    with contextlib.suppress(type(error)):
+        report = import_files(failing, importer_of("relax-bundle"), [tmp_path / "in"])
+    imported = [] if report is None else [one for one in report.sources if one.captures]
+    if report is not None:
+        assert there(lake) == [one.captures[0] for one in imported]
+    assert set(data_of(lake)) == named_data(lake)
+    assert list((tmp_path / "lake" / "_tmp").glob("*")) == []

@@ -1,0 +1,58 @@
+"""A process that reads and writes sources for an import, and leaves it to that to publish them.
+
+    python -m trajreplay.capture.importers.worker
+
+It ends when the import does: at the end of its input, or when it is told to, and then it removes
+what it has not handed over.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any, BinaryIO, NoReturn
+
+from trajreplay.capture.importers.registry import ImportOptions, importer_of
+from trajreplay.capture.importers.wire import packed, receive, send
+from trajreplay.capture.importers.writing import written_sources
+from trajreplay.schema.localstore import LocalStore
+
+
+def main() -> None:
+    """Serve the import at the other end of the standard streams."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the import is told too, and ends this
+    signal.signal(signal.SIGTERM, _end)
+    # What is printed by anything else is no message.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    serve(sys.stdin.buffer, answers)
+
+
+def serve(tasks: BinaryIO, answers: BinaryIO) -> None:
+    """Write the sources of each task, and say so."""
+    first = receive(tasks)
+    if first is None:
+        return
+    setup: dict[str, Any] = first[0]
+    store, importer = LocalStore(setup["lake"]), importer_of(setup["kind"])
+    options = ImportOptions(**setup["options"])
+    send(answers, {"is": "ready"})
+    while (task := receive(tasks)) is not None:
+        paths = [Path(one) for one in task[0]["paths"]]
+        for written in written_sources(
+            store, importer, paths, options, lambda: send(answers, {"is": "begun"})
+        ):
+            message, content = packed(written)
+            send(answers, {"is": "written", **message}, content)
+        send(answers, {"is": "done"})
+
+
+def _end(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(0)
+
+
+if __name__ == "__main__":
+    main()
