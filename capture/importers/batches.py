@@ -39,24 +39,26 @@ def import_batches(
     Returns:
         What became of each, in order.
     """
-    one = _Import(store, importer, options, begun)
     size = FILE_CAPTURES
     waiting = deque(Batch(paths[at : at + size]) for at in range(0, len(paths), size))
     given: deque[Batch] = deque()
     with Publishing(store) as publishing, ExitStack() as opened:
         opened.callback(_discard, store, given)
         crew = opened.enter_context(Crew(store, importer, options, len(paths), begun))
+        one = _Import(store, importer, options, crew.begun)
         while waiting or given:
             is_next = bool(given) and given[0].done
             may_write = bool(waiting) and len(given) < _AHEAD
             crew.listen(wait=not is_next and not may_write)
-            if is_next:
+            if may_write and crew.is_free:
+                given.append(waiting.popleft())
+                crew.give(given[-1])
+            elif is_next:
                 one.publish(given[0], publishing)
                 given.popleft()
             elif may_write:
                 given.append(waiting.popleft())
-                if not crew.give(given[-1]):
-                    one.write(given[-1])
+                one.write(given[-1])
     return [each.source.result for each in one.sources]
 
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +23,8 @@ from trajreplay.capture.importers.writing import Written
 from trajreplay.schema.localstore import LocalStore
 from trajreplay.schema.store import Store
 
-WORTH_SOURCES = 48  # fewer are read before a process has started
+WORTH_S = 1.5  # of reading ahead: a process takes half of that to start
+_SEEN = 2  # sources by which that is told, after the first, which loads what all of them need
 _MOST = 8
 _BATCHES = 2  # of a worker: the next one while it is at the first
 _END_S = 5.0
@@ -77,7 +79,7 @@ class Crew:
         importer: The kind.
         options: What is said beside the files.
         sources: How many there are.
-        begun: Called on each that one begins to read.
+        begun: Called on each that is begun.
     """
 
     def __init__(
@@ -88,12 +90,32 @@ class Crew:
         sources: int,
         begun: Callable[[], None],
     ) -> None:
-        self._begun = begun
+        self._given = store, importer, options
+        self._left, self._on_begun = sources, begun
         self._answers: queue.SimpleQueue[tuple[_Worker, tuple[Any, bytes] | None]]
         self._answers = queue.SimpleQueue()
         self._workers: list[_Worker] = []
         self._threads: list[threading.Thread] = []
-        setup = _setup(store, importer, options) if sources >= WORTH_SOURCES else None
+        self._times: list[float] = []
+
+    def begun(self) -> None:
+        """Hear that the import itself begins to read a source, and start workers if it is worth it.
+
+        They are started once, by how long the sources before took.
+        """
+        self._on_begun()
+        self._left -= 1
+        if len(self._times) > 1 + _SEEN:
+            return
+        self._times.append(time.perf_counter())
+        if len(self._times) > 1 + _SEEN:
+            taken = (self._times[-1] - self._times[1]) / _SEEN
+            if taken * self._left > WORTH_S:
+                self.start()
+
+    def start(self) -> None:
+        """Start a worker for each core but one."""
+        setup = _setup(*self._given)
         for _ in range(min(_cores() - 1, _MOST) if setup is not None else 0):
             self._start(setup)
 
@@ -125,14 +147,17 @@ class Crew:
             worker.process.stdout.close()  # type: ignore[union-attr]
         self.listen()
 
-    def give(self, batch: Batch) -> bool:
-        """Hand a batch to a worker; whether one took it."""
-        for worker in self._workers:
-            if worker.is_free:
-                worker.batches.append(batch)
-                self._tell(worker, {"paths": [os.fspath(one) for one in batch.paths]})
-                return True
-        return False
+    @property
+    def is_free(self) -> bool:
+        """Whether a worker takes another batch."""
+        return any(worker.is_free for worker in self._workers)
+
+    def give(self, batch: Batch) -> None:
+        """Hand a batch to the worker that has the fewest."""
+        free = [worker for worker in self._workers if worker.is_free]
+        worker = min(free, key=lambda one: len(one.batches))
+        worker.batches.append(batch)
+        self._tell(worker, {"paths": [os.fspath(one) for one in batch.paths]})
 
     def listen(self, *, wait: bool = False) -> None:
         """Take what workers have done, after waiting for something if asked to."""
@@ -150,7 +175,8 @@ class Crew:
             worker.is_ready = True
         elif message["is"] == "begun":
             worker.batches[0].begun += 1
-            self._begun()
+            self._left -= 1
+            self._on_begun()
         elif message["is"] == "written":
             worker.batches[0].written.append(unpacked(message, content))
         else:
