@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from trajreplay.query.scanning import decoded_bytes
 from trajreplay.schema.columns import Table, has_column
@@ -20,8 +18,6 @@ from trajreplay.schema.tables import RESPONSE_LISTS, SAMPLE_TABLES
 from trajreplay.stages.capability import Ability
 from trajreplay.stages.packed import list_lengths
 from trajreplay.stages.report import CohortReport, StageResult, StageVerdict
-
-SAMPLE_KEY = ("sample_id", "source_attempt", "source_rollout_id")
 
 
 def check_agreement(owners: list[Entry]) -> None:
@@ -57,43 +53,6 @@ def check_memory(
             f"{owners[0].key}: its samples take {needed:,} bytes in memory, expected at most "
             f"{memory_bytes:,}; allow more with --memory"
         )
-
-
-def check_unique(parts: Sequence[tuple[Entry, pa.Table]]) -> None:
-    """Refuse a sample that a shard holds twice, in one capture or in two.
-
-    Args:
-        parts: The captures of a cohort, each with its samples.
-
-    Raises:
-        DatasetError: It does; sample ids are unique within the rollout that generated them.
-    """
-    shards: dict[object, list[tuple[Entry, pa.Table]]] = {}
-    for part in parts:
-        shards.setdefault(part[0].parallel.shard, []).append(part)
-    for mine in shards.values():
-        chunks = [chunk for _, rows in mine for chunk in rows["sample_id"].chunks]
-        names = pa.chunked_array(chunks, pa.string())
-        if len(pc.unique(names)) != len(names):
-            _refuse_twice(mine)
-
-
-def _refuse_twice(parts: list[tuple[Entry, pa.Table]]) -> None:
-    """Refuse a sample that is there twice, unless two rollouts gave two samples one name."""
-    before: set[Any] = set()
-    for entry, rows in parts:
-        there = set(rows.column_names)
-        columns = (rows[name].to_pylist() for name in SAMPLE_KEY if name in there)
-        mine = list(zip(*columns, strict=True))
-        distinct = set(mine)
-        if len(distinct) != len(mine) or not before.isdisjoint(distinct):
-            twice = [one for one, count in Counter(mine).items() if count > 1 or one in before]
-            raise DatasetError(
-                f"{entry.key}: {len(twice)} samples are there twice, first {twice[0][0]!r}; sample "
-                "ids are unique within a rollout, and a parallel copy states its tensor and "
-                "pipeline rank, or owner=False"
-            )
-        before |= distinct
 
 
 def check_sources(entry: Entry, rows: pa.Table) -> None:

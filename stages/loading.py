@@ -23,7 +23,6 @@ from trajreplay.stages.checks import (
     check_memory,
     check_missing,
     check_sources,
-    check_unique,
     check_whole,
 )
 from trajreplay.stages.cohort import LoadedCohort, has_own_ids
@@ -47,6 +46,7 @@ from trajreplay.stages.shard_outputs import Part
 from trajreplay.stages.shards import is_dynamic, is_sharded, placed, whole_samples
 from trajreplay.stages.sources import NoSources, Source, Sources, fill_from_sources
 from trajreplay.stages.staleness import note_staleness
+from trajreplay.stages.unique import check_unique, note_doubled
 
 
 @dataclass(frozen=True)
@@ -227,6 +227,7 @@ def _read_rows(
     held: list[tuple[int, pa.Table]] = []
     read = [(entry, read_columns(store, entry, table, columns)) for entry in owners]
     check_unique(read)
+    note_doubled(read, report)
     for entry, part in read:
         rank = entry.key.rank
         check_sources(entry, part)

@@ -9,8 +9,8 @@ import pyarrow as pa
 from trajreplay.schema.columns import has_column
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError
-from trajreplay.stages.checks import SAMPLE_KEY
 from trajreplay.stages.shards import is_dynamic
+from trajreplay.stages.unique import SAMPLE_KEY
 
 
 def counted_members(

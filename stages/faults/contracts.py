@@ -40,7 +40,7 @@ FAULTS = (
     fault(
         "rank.doubled",
         "a rank counted twice",
-        "a rank holds the samples of another one under other ids",
+        "a rank holds the samples of another one, under the same ids or others",
         "how data is sharded over ranks; tensor-parallel replicas",
         "K-066",
     ),
