@@ -9,6 +9,7 @@ import click
 
 from trajreplay.cli.errors import REFUSED, report_error
 from trajreplay.cli.gate import policy_options, stated_policy, tell
+from trajreplay.cli.option_types import Named
 from trajreplay.cli.options import lake_option, output_options
 from trajreplay.cli.output import Output
 from trajreplay.cli.running import NOT_FOUND, NOT_RUN, check_runnable, run_command
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 @click.option(
     "--policy",
     required=True,
+    type=Named(),
     metavar="POLICY",
     help="TOML file, or router-replay, replay-clean, mismatch-baseline.",
 )

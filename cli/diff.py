@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trajreplay.cli.option_types import Named
 from trajreplay.cli.options import lake_option, output_options
 from trajreplay.cli.output import Output
 from trajreplay.cli.progress import ProgressBar
@@ -47,6 +48,7 @@ _SHOWN = 10
 )
 @click.option(
     "--against",
+    type=Named(),
     metavar="PATH",
     help="Take RUN_B from this lake. Default: from the same.",
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from trajreplay.cli.option_types import RedactionRule, StepIdentity
+from trajreplay.cli.option_types import Place, RedactionRule, StepIdentity
 from trajreplay.cli.options import ATTEMPT, RUN, lake_option, quiet_options
 from trajreplay.cli.text import counted, folded, printable
 from trajreplay.cli.verb import Verb
@@ -62,7 +62,7 @@ from trajreplay.cli.verb import Verb
     "--output",
     "target",
     required=True,
-    type=click.Path(path_type=Path),
+    type=Place(),
     help="Folder of the bundles, or of the new lake; a name ending in .tar.zst becomes one file.",
 )
 @quiet_options

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trajreplay.cli.option_types import Named
 from trajreplay.cli.options import lake_option, output_options
 from trajreplay.cli.output import Output
 from trajreplay.cli.text import counted, printable
@@ -59,6 +60,7 @@ def policy_options(command: Callable[..., Any]) -> Callable[..., Any]:
             ),
             click.option(
                 "--traces",
+                type=Named(),
                 metavar="FOLDER",
                 help="Router-replay traces, where the policy checks routes. Default: the policy's.",
             ),
@@ -101,7 +103,10 @@ def stated_policy(
 @verdict_option()
 @lake_option
 @click.argument(
-    "policy", metavar="POLICY", help="TOML file, or router-replay, replay-clean, mismatch-baseline."
+    "policy",
+    type=Named(),
+    metavar="POLICY",
+    help="TOML file, or router-replay, replay-clean, mismatch-baseline.",
 )
 @click.option("--run", metavar="ID", help="The run. Default: the only one of the lake.")
 @click.option(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trajreplay.cli.option_types import ImportKind, RedactionRule
+from trajreplay.cli.option_types import ImportKind, Named, Place, RedactionRule
 from trajreplay.cli.options import LAKE_HELP, find_lake, output_options
 from trajreplay.cli.output import Output
 from trajreplay.cli.progress import ProgressBar
@@ -53,10 +53,16 @@ class ImportVerb(Verb):
     nargs=-1,
     required=True,
     metavar="PATH...",
-    type=click.Path(exists=True, path_type=Path),
+    type=Place(exists=True),
     help="Files, or folders with any number of them.",
 )
-@click.option("--lake", "named", metavar="PATH", help=f"{LAKE_HELP} Made where it is missing.")
+@click.option(
+    "--lake",
+    "named",
+    type=Named(),
+    metavar="PATH",
+    help=f"{LAKE_HELP} Made where it is missing.",
+)
 @click.option("--run", metavar="ID", help="Run of the captures. Default: as the files say.")
 @click.option(
     "--attempt",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from trajreplay.cli.option_types import Named
 from trajreplay.cli.options import Session, quiet_options
 from trajreplay.cli.text import printable
 from trajreplay.cli.verb import Verb
@@ -17,11 +18,12 @@ from trajreplay.cli.verb import Verb
 @click.argument(
     "path",
     required=False,
+    type=Named(),
     metavar="[PATH]",
     help="Folder to make a lake, or an address such as s3://bucket/prefix. Default: --lake, else "
     "TRAJREPLAY_LAKE, else ./lake.",
 )
-@click.option("--lake", "named", metavar="PATH", help="The same as PATH.")
+@click.option("--lake", "named", type=Named(), metavar="PATH", help="The same as PATH.")
 @quiet_options
 @click.pass_context
 def init(

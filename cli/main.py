@@ -11,6 +11,7 @@ import click
 
 from trajreplay import __version__
 from trajreplay.cli.errors import report_error, silence_broken_pipe
+from trajreplay.cli.option_types import Named
 from trajreplay.cli.options import LAKE_HELP, Session
 from trajreplay.cli.sink import SinkError
 from trajreplay.cli.verb import EXIT_CODES, HELP, write_exit_codes
@@ -164,7 +165,7 @@ class Verbs(click.Group):
 
 @click.group(cls=Verbs, name="trajreplay", context_settings=HELP)
 @click.version_option(__version__, message="trajreplay %(version)s")
-@click.option("--lake", envvar="TRAJREPLAY_LAKE", metavar="PATH", help=LAKE_HELP)
+@click.option("--lake", type=Named(), envvar="TRAJREPLAY_LAKE", metavar="PATH", help=LAKE_HELP)
 @click.pass_obj
 def main(session: Session, lake: str | None) -> None:
     """A flight recorder for RL post-training: capture, query, replay, name the first divergence."""

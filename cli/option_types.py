@@ -14,6 +14,34 @@ _MOST_BYTES = 1 << 50
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
+_EMPTY = "is empty; is a variable of the shell not set?"
+
+
+class Place(click.Path):
+    """A path on this machine, as a `Path`; an empty text is none, and no name of this folder."""
+
+    def __init__(self, **kept: bool) -> None:
+        super().__init__(path_type=Path, **kept)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Refuse what is empty, not there or of another kind."""
+        if value == "":
+            self.fail(_EMPTY, param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class Named(click.ParamType[str]):
+    """The name of something that has one: a lake, a policy, a folder."""
+
+    name = "TEXT"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Refuse what is empty: another would be taken in its place."""
+        if value == "":
+            self.fail(_EMPTY, param, ctx)
+        return str(value)
+
+
 class StepIdentity(click.ParamType[tuple[int, int]]):
     """`R:S`, an optimizer step by its rollout and its number inside the rollout."""
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
+from trajreplay.cli.option_types import Named, Place
 from trajreplay.cli.output import FORMATS, Output
 from trajreplay.cli.sink import check_place
 
@@ -68,7 +69,7 @@ def find_lake(named: str | None) -> str:
 def lake_option(command: Command) -> Command:
     """Add `--lake`; the command gets the resolved path as `lake_path`."""
 
-    @click.option("--lake", "named", metavar="PATH", help=LAKE_HELP)
+    @click.option("--lake", "named", type=Named(), metavar="PATH", help=LAKE_HELP)
     @functools.wraps(command)
     def with_lake(*args: Any, named: str | None, **values: Any) -> Any:
         return command(*args, lake_path=find_lake(named), **values)
@@ -111,7 +112,7 @@ def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "-o",
         "--output",
         "path",
-        type=click.Path(dir_okay=False, writable=True, path_type=Path),
+        type=Place(dir_okay=False, writable=True),
         help="Write to this file, whole or not at all. Default: stdout.",
     )
     @quiet_options

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trajreplay.cli.errors import DIFFERS, REFUSED
+from trajreplay.cli.option_types import Place
 from trajreplay.cli.options import output_options
 from trajreplay.cli.output import Output
 from trajreplay.cli.text import counted, printable
@@ -24,7 +25,7 @@ _RULES = click.option(
     "--rules",
     "rule_files",
     multiple=True,
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=Place(dir_okay=False),
     help="TOML file with more rules; may be repeated. Default: those of the package only.",
 )
 
@@ -43,7 +44,7 @@ _RULES = click.option(
 )
 @click.argument(
     "config",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=Place(dir_okay=False),
     help="YAML, JSON or TOML file of the training.",
 )
 @click.argument(

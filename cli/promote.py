@@ -6,6 +6,7 @@ import os
 
 import click
 
+from trajreplay.cli.option_types import Named
 from trajreplay.cli.options import Session, quiet_options
 from trajreplay.cli.text import counted, printable
 from trajreplay.cli.verb import Verb
@@ -22,10 +23,16 @@ _WAIT_S = 10.0  # for another process that is at it
     },
     example="trajreplay promote /local/spool",
 )
-@click.argument("folder", metavar="FOLDER", help="What TRAJREPLAY_CAPTURE_SPOOL was set to.")
+@click.argument(
+    "folder",
+    type=Named(),
+    metavar="FOLDER",
+    help="What TRAJREPLAY_CAPTURE_SPOOL was set to.",
+)
 @click.option(
     "--lake",
     "named",
+    type=Named(),
     metavar="PATH",
     help="The lake, where it lies elsewhere now. Default: the one that the spool was made for.",
 )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trajreplay.cli.option_types import Place
 from trajreplay.cli.options import output_options
 from trajreplay.cli.output import Output
 from trajreplay.cli.text import counted, printable
@@ -33,7 +34,7 @@ _COLORS = {"failure": "red", "unverified": "yellow", "remark": "cyan"}
 )
 @click.argument(
     "traces",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=Place(file_okay=False),
     help="Folder of the traces, NRL_R3_TRACE_DIR of the training job.",
 )
 @click.option(
@@ -44,7 +45,7 @@ _COLORS = {"failure": "red", "unverified": "yellow", "remark": "cyan"}
 @click.option(
     "--policy",
     "policy_path",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=Place(dir_okay=False),
     help="TOML file with what the run states; other options count before it.",
 )
 @click.option(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from trajreplay.cli.option_types import Named, Place
 from trajreplay.cli.options import LAKE_FILE, LAKE_HELP, find_lake
 from trajreplay.cli.output import Output
 from trajreplay.cli.progress import ProgressBar
@@ -85,11 +86,11 @@ def source_options(command: Command) -> Command:
         "files",
         required=False,
         metavar="[PATH]",
-        type=click.Path(exists=True, path_type=Path),
+        type=Place(exists=True),
         help="A file or folder of another tool, such as a replay bundle, or a lake. "
         "Default: --lake.",
     )
-    @click.option("--lake", "named", metavar="PATH", help=LAKE_HELP)
+    @click.option("--lake", "named", type=Named(), metavar="PATH", help=LAKE_HELP)
     @statement_options
     @functools.wraps(command)
     def with_source(

@@ -13,6 +13,7 @@ from typing import Any, cast
 import click
 from click.exceptions import Exit
 
+from trajreplay.cli.option_types import Place
 from trajreplay.cli.options import Command
 from trajreplay.cli.sink import SinkError, check_place, opened
 from trajreplay.cli.values import json_text
@@ -89,7 +90,7 @@ def verdict_option(default: str | None = None) -> Callable[[Command], Command]:
         @click.option(
             OPTION,
             "verdict_path",
-            type=click.Path(dir_okay=False, path_type=Path),
+            type=Place(dir_okay=False),
             default=default,
             show_default=default is not None,
             help="Write the verdict as JSON into this file, whole or not at all. What is there "

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from trajreplay.cli.errors import DIFFERS, REFUSED
+from trajreplay.cli.option_types import Named, Place
 from trajreplay.cli.options import ATTEMPT, RUN, lake_option, quiet_options
+from trajreplay.cli.sink import check_place
 from trajreplay.cli.text import counted, number, printable
 from trajreplay.cli.values import json_text
 from trajreplay.cli.verb import Verb
@@ -17,6 +19,7 @@ from trajreplay.cli.verb import Verb
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from trajreplay.query import Cohort
     from trajreplay.stages import CohortReport
     from trajreplay.stages.gate import CheckVerdict, Policy
     from trajreplay.stages.watch import Watch
@@ -37,12 +40,13 @@ if TYPE_CHECKING:
 @click.option(
     "--state",
     "state_path",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=Place(dir_okay=False),
     help="Remember in this file what was reported, so that a restart does not repeat it. Default: "
     "begin with what is in the lake.",
 )
 @click.option(
     "--policy",
+    type=Named(),
     metavar="POLICY",
     help="Hold every cohort against the checks of a TOML file, or of router-replay, replay-clean, "
     "mismatch-baseline, that one cohort can fail. Default: replay alone.",
@@ -98,10 +102,10 @@ def watch(
     """
     del verbose
     from trajreplay.lake import Lake
-    from trajreplay.stages.watch import load_state, save_state
+    from trajreplay.stages.watch import save_state
 
     lake = Lake.open(lake_path)
-    seen = load_state(state_path, lake.path) if state_path else set()
+    seen = _reported_before(state_path, lake.path)
     if seen and not quiet:
         click.echo(f"reported before: {counted(len(seen), 'cohort')}", err=True)
     if once and wait is None:
@@ -131,6 +135,22 @@ def watch(
             _check_reported(following, lake.path)
             click.get_current_context().exit(worst)
         time.sleep(interval)
+
+
+def _reported_before(state_path: Path | None, lake: str) -> set[Cohort]:
+    """What an earlier watch reported of a lake, by the file that it remembers it in.
+
+    Raises:
+        click.UsageError: The file cannot be one.
+        SinkError: It cannot be written.
+        QueryError: It is the state of no watch, or that of another lake.
+    """
+    from trajreplay.stages.watch import load_state
+
+    if state_path is None:
+        return set()
+    check_place(state_path, "--state")
+    return load_state(state_path, lake)
 
 
 def _check_reported(following: Watch, lake: str) -> None:

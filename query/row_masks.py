@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -126,7 +127,7 @@ class RowFinder:
         if self._unreadable:
             return ""
         unseen = [
-            f"{_OPTIONS[kind]} {name}"
+            f"{_OPTIONS[kind]} {shlex.quote(name)}"
             for kind, names in self._unseen.items()
             for name in sorted(names)
         ]

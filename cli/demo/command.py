@@ -8,6 +8,7 @@ import click
 
 from trajreplay.cli.demo.config import TrainingConfig
 from trajreplay.cli.demo.faults import DEFAULT_FAULT, FAULTS
+from trajreplay.cli.option_types import Named
 from trajreplay.cli.options import Session, quiet_options
 from trajreplay.cli.progress import ProgressBar
 from trajreplay.cli.text import printable
@@ -27,6 +28,7 @@ MIN_ROLLOUTS = 3
 @click.option(
     "--lake",
     "named",
+    type=Named(),
     metavar="PATH",
     help="Folder of the new lake. Default: TRAJREPLAY_LAKE, else ./demo-lake.",
 )

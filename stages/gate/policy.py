@@ -72,7 +72,10 @@ class Policy:
         if not given:
             return self
         if check not in self.checks:
-            raise QueryError(f"{', '.join(given)} of {check} is given, which the policy lacks")
+            raise QueryError(
+                f"{' and '.join(given)} given, and the policy makes no check {check}",
+                hint=f"Leave it out, or add a line [checks.{check}] to the policy.",
+            )
         changed = {**self.checks, check: {**self.checks[check], **given}}
         return checked(replace(self, checks=changed), "the policy")
 

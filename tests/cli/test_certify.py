@@ -51,7 +51,9 @@ REFUSED: list[tuple[str, tuple[str, ...], tuple[str, ...], int, str]] = [
     ("no command", (), (), 2, "COMMAND"),
     ("both resumes", ("--resume-rollout", "1", "--no-resume"), OK, 2, "expected one of them"),
     ("nothing to resume", ("--resume-rollout", "4"), OK, 2, "has no attempt in"),
-    ("no lake", ("--lake", ""), OK, 3, "no lake found"),
+    ("an empty lake", ("--lake", ""), OK, 2, "is a variable of the shell not set?"),
+    ("a lake that is a file", ("--lake", "notes"), OK, 3, "notes: cannot make this folder"),
+    ("traces unasked", ("--traces", "here"), OK, 2, "traces given, and the policy makes no check"),
     ("an output without folder", ("-o", "gone/out.csv"), OK, 2, "the folder 'gone' does not exist"),
 ]
 

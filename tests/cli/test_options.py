@@ -7,6 +7,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from tests.helpers.cli import run
+from trajreplay.cli.docs_verbs import verb
+from trajreplay.cli.main import VERBS
 from trajreplay.cli.option_types import Size, StageName, StepIdentity
 from trajreplay.cli.options import output_options
 from trajreplay.cli.output import Output
@@ -96,3 +99,37 @@ def test_an_unknown_stage_is_answered_with_those_there_are() -> None:
     with pytest.raises(click.BadParameter, match="unknown stage 'loss'") as caught:
         convert(StageName(), "loss")
     assert all(stage.name in caught.value.message for stage in STAGES)
+
+
+_NAMED_PLACES = ("PATH", "[PATH]", "FOLDER", "FILE", "POLICY")
+PLACES = [
+    (name, one)
+    for name in VERBS
+    for one in verb(name).params
+    if one.metavar in _NAMED_PLACES or isinstance(one.type, click.Path)
+]
+
+
+def _flag(one: click.Parameter) -> str:
+    return max(one.opts, key=len)
+
+
+@pytest.mark.parametrize(
+    ("name", "one"), PLACES, ids=[f"{name} {_flag(one)}" for name, one in PLACES]
+)
+def test_no_verb_takes_an_empty_text_for_a_place(name: str, one: click.Parameter) -> None:
+    context = click.Context(verb(name), info_name=name)
+    with pytest.raises(click.BadParameter, match=r"is empty|No such file"):
+        one.type.convert("", one, context)
+
+
+def test_an_empty_lake_is_not_taken_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run("init", "lake")
+    for words in (("info", "--lake="), ("--lake=", "info"), ("init", "")):
+        outcome = run(*words)
+        assert (outcome.code, outcome.out) == (2, "")
+        assert "is empty; is a variable of the shell not set?" in outcome.err
+    assert run("info", TRAJREPLAY_LAKE="").code == 0, "an empty variable is as none"

@@ -97,6 +97,15 @@ def test_what_is_not_whole_is_said_and_refused_exits_3(lake: Lake) -> None:
     assert json.loads(lines[0])["verdict"] == "refused"
 
 
+def test_a_state_that_cannot_be_written_is_told_before_any_cohort(
+    lake: Lake, tmp_path: Path
+) -> None:
+    for state, code in ((tmp_path / "gone" / "state", 2), (Path(lake.path) / "state", 2)):
+        outcome = run("watch", "--lake", lake.path, "--once", "--state", state)
+        assert (outcome.code, outcome.out) == (code, "")
+        assert "--state" in outcome.err
+
+
 def test_where_nothing_is_compared_it_does_not_end_well(lake: Lake, tmp_path: Path) -> None:
     state = tmp_path / "state.json"
     code, lines, err = once(lake)
