@@ -12,6 +12,8 @@ from trajreplay.stages.outputs import Recorded, is_stated
 from trajreplay.stages.report import Finding
 
 POLICY = "loss.policy"
+# Scopes over several samples, in words.
+_OVER = {"global": "the cohort", "rank": "a rank", "micro_batch": "a micro-batch"}
 # What the terms are that a producer may say nothing of.
 _TERMS = {
     "use_kl_loss": "a KL to the reference in the loss",
@@ -99,7 +101,6 @@ def _odd_denominators(
     cohort: LoadedCohort, stated: list[Recorded], aggregates: Aggregates, every: Tensor
 ) -> list[str]:
     """Scalars divided by a number that counts nothing of theirs: nothing says that it is right."""
-    settled = cohort.settings.loss.batch_reduction
     odd: list[str] = []
     for one in stated:
         output = one.output
@@ -120,15 +121,29 @@ def _odd_denominators(
                     f"its scope holds {denominators.count(one.samples):g}, the cohort "
                     f"{denominators.count(every):g}"
                 )
-        if output.scope == "global" and (output.reduction == "sum") != (settled == "sum"):
+    _note_reductions(cohort, stated)
+    return odd
+
+
+def _note_reductions(cohort: LoadedCohort, stated: list[Recorded]) -> None:
+    """Say which scalars become one number otherwise than the settings have it."""
+    settled = cohort.settings.loss.batch_reduction
+    found: dict[str, str] = {}
+    for output in (one.output for one in stated):
+        over = _OVER.get(output.scope or "")
+        # A sum times a factor below 1 may be a part of a mean, or of an accumulated sum.
+        if output.scope != "global" and output.reduction == "sum" and output.scale < 1.0:
+            continue
+        if over is not None and (output.reduction == "sum") != (settled == "sum"):
             message = (
-                f"{output.field} is stated a {output.reduction} over the cohort, where "
+                f"{output.field} is stated a {output.reduction} over {over}, where "
                 f"loss.batch_reduction is {settled!r}"
             )
-            cohort.report.findings.append(
-                Finding("loss.reduction", "warning", message, stage=output.stage)
-            )
-    return odd
+            found.setdefault(message, output.stage)
+    cohort.report.findings += [
+        Finding("loss.reduction", "warning", message, stage=stage)
+        for message, stage in found.items()
+    ]
 
 
 _Place = tuple[int, str | None, str | None]  # the rank, scope and micro-batch of a scalar

@@ -123,6 +123,8 @@ def loss_settings(name: str, mode: str, config: Any, terms: Terms) -> Settings:
         "loss.opd": False,
         "loss.per_token": _mode(name, mode).startswith("token"),
     }
+    if _mode(name, mode) == "token-sum":
+        general["loss.batch_reduction"] = "sum"
     if terms.kl_loss is not None:
         general["loss.kl_loss_coef"] = float(config.kl_loss_coef)
         general |= _PENALTIES.get(terms.estimator, {})

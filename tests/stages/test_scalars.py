@@ -10,7 +10,7 @@ from tests.helpers.cohorts import Expected, Shares, terms
 from tests.helpers.recordings import RECORDINGS
 from tests.helpers.scenes import WAY, diverged, drawn, halves, the_stage, write_whole
 from tests.helpers.trainer import METRICS, Sample, Trainer
-from trajreplay import CaptureError, Lake, SchemaError, StageContract
+from trajreplay import CaptureError, Lake, SchemaError, StageContract, with_changes
 from trajreplay.stages import Divergence, Report
 
 TRAINER = Trainer(WAY)
@@ -78,6 +78,30 @@ def _one(lake: Lake, meaning: dict[str, Any], factor: float) -> Report:
     shares = {0: drawn()}
     expected = {0: [Expected(terms(TRAINER, shares[0], factor), meaning)]}
     return _replayed(lake, shares, expected)
+
+
+@pytest.mark.parametrize("how", RECORDINGS)
+@pytest.mark.parametrize("settled", ["sum", "mean"])
+def test_a_scalar_that_becomes_one_number_otherwise_than_stated_is_said(
+    lake: Lake, how: str, settled: str
+) -> None:
+    shares, settings = halves(drawn()), with_changes(WAY.full, {"loss.batch_reduction": settled})
+    expected = RECORDINGS[how](TRAINER, shares)
+    write_whole(lake, dict(shares), expected=expected, settings=settings)
+    (cohort,) = lake.replay().cohorts
+    said = {one.message for one in cohort.findings if one.check == "loss.reduction"}
+    over = {"global": "the cohort", "rank": "a rank", "micro_batch": "a micro-batch"}
+    due = set()
+    for call in (one for calls in expected.values() for one in calls):
+        reduction, scope = call.meaning.get("reduction", "sum"), call.meaning.get("scope")
+        share = scope != "global" and reduction == "sum" and call.meaning.get("scale", 1.0) < 1.0
+        if scope in over and not share and (reduction == "sum") != (settled == "sum"):
+            due |= {
+                f"{name} is stated a {reduction} over {over[scope]}, where "
+                f"loss.batch_reduction is {settled!r}"
+                for name in call.values
+            }
+    assert said == due
 
 
 def test_a_mean_divides_by_the_samples_of_its_scope_unless_it_says_by_what(lake: Lake) -> None:
