@@ -27,7 +27,10 @@ from trajreplay.stages.kernels.sets import number_of_sets
 from trajreplay.stages.likelihood import NLL, Likelihood
 from trajreplay.stages.outputs import Recorded
 from trajreplay.stages.plain_sums import PlainLosses, plain_sums
+from trajreplay.stages.ties import Ties
 from trajreplay.stages.token_losses import TokenLosses
+
+_PENALISED = ("pg_loss", "loss")  # scalars that a penalty is part of
 
 
 class SampleLosses:
@@ -279,7 +282,11 @@ class SampleLosses:
         if by_batch:
             factors = factors * self.aggregates.shares(name)
         factors = factors[samples]
-        return MeanError(found.error[samples] * factors, found.absolute[samples] * factors)
+        error = found.error[samples] * factors
+        if self._ties is not None and name in _PENALISED:
+            alone = self._ties.alone[samples] * factors
+            error = error - alone + self._ties.together(samples, factors)
+        return MeanError(error, found.absolute[samples] * factors)
 
     @cached_property
     def errors(self) -> dict[str, MeanError]:
@@ -311,10 +318,19 @@ class SampleLosses:
         if not self.of_tokens.of_kernel:
             for bounds, times in self.of_tokens.moved_bounds():
                 self._add_undecided(slack, bounds, times)
-        if (undecided := self.of_tokens.undecided()) is not None:
-            for name in ("pg_loss", "loss"):
-                slack[name] += segment_sum(undecided, self.offsets) / self.means[name].denominator
+        if self._ties is not None:
+            for name in _PENALISED:
+                slack[name] += self._ties.alone
         return {name: MeanError(slack[name], absolute[name]) for name in slack}
+
+    @cached_property
+    def _ties(self) -> Ties | None:
+        """What is off where rounding decides who is penalised; None where it decides nothing."""
+        found = self.of_tokens.undecided()
+        if found is None:
+            return None
+        divisors = self.means["pg_loss"].denominator
+        return Ties.of(found, self.offsets, divisors, self._micro_batches)
 
     def _add_undecided(
         self, slack: dict[str, Tensor], bounds: tuple[float, float], times: int

@@ -27,6 +27,7 @@ from trajreplay.stages.compose import (
 )
 from trajreplay.stages.coverage import POLICY
 from trajreplay.stages.kernels import MeanError
+from trajreplay.stages.kernels.gates import Undecided
 from trajreplay.stages.proximal import OLD, Interpolation
 from trajreplay.stages.wide import whole_batches
 
@@ -115,8 +116,8 @@ class TokenLosses:
             if alike != own:
                 yield ways[0], len(ways)
 
-    def undecided(self) -> Tensor | None:
-        """(N,) float64. What rounding alone decides of pg_loss; None where it decides nothing."""
+    def undecided(self) -> Undecided | None:
+        """What rounding alone decides of pg_loss; None where it decides nothing."""
         if self._stage != POLICY or self._kernel is not None:
             return None
         return undecided_terms(self._all.loss, self._given(self.columns))

@@ -93,7 +93,13 @@ class Actor(Worker):
                     "settings": loss_settings(name, mode, config, terms),
                     "stages": [
                         StageContract("sample"),
-                        loss_contract(name, mode, weighted=weighted, terms=terms),
+                        loss_contract(
+                            name,
+                            mode,
+                            weighted=weighted,
+                            terms=terms,
+                            told=config.global_batch_info,
+                        ),
                     ],
                 }
             )

@@ -130,15 +130,31 @@ def loss_settings(name: str, mode: str, config: Any, terms: Terms) -> Settings:
         general |= _PENALTIES.get(terms.estimator, {})
     if terms.entropy_loss is not None:
         general["loss.entropy_coef"] = float(config.entropy_coeff)
+    if terms.scalars and _mode(name, mode) != mode:
+        own = _AGGREGATIONS.get(mode, "token-mean")
+        general |= {"loss.entropy_aggregation": own, "loss.kl_loss_aggregation": own}
     special = _LOSSES[name](config) if name in _LOSSES else {}
     return with_changes(profile("verl").settings, general | special)
 
 
-def loss_contract(name: str, mode: str, *, weighted: bool, terms: Terms) -> StageContract:
-    """What is claimed of that loss."""
+def loss_contract(
+    name: str, mode: str, *, weighted: bool, terms: Terms, told: Mapping[str, Any]
+) -> StageContract:
+    """What is claimed of that loss.
+
+    Args:
+        name: Its name in the registry.
+        mode: `loss_agg_mode`.
+        weighted: Whether it takes weights against the sampler.
+        terms: What is added to it.
+        told: What verl's aggregation was told of the batch.
+    """
     apart = bool(terms.scalars) and _mode(name, mode) != mode
+    # One scalar states one denominator: over a batch, the loss and its terms have one each.
+    counts = any(told.get(one) is not None for one in ("batch_num_tokens", "global_batch_size"))
+    unlike = apart and (counts or _AGGREGATIONS.get(mode) != mode)
     reasons = {
-        f"its terms are aggregated by {mode!r}, and {name} is not": apart,
+        f"its terms are aggregated by {mode!r}, and {name} is not": unlike,
         f"kl_loss_type is {terms.kl_kind!r}": terms.kl_loss is not None
         and terms.estimator not in _PENALTIES,
         f"loss_mode is {name!r}": name not in _LOSSES,

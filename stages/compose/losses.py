@@ -14,6 +14,7 @@ from trajreplay.stages.capability import LOG_PROB_SOURCES
 from trajreplay.stages.compose.corrections import kept_tokens, rollout_weights
 from trajreplay.stages.compose.surrogates import LossInputs, scored_tokens, undecided_penalties
 from trajreplay.stages.kernels.correction import importance_weights
+from trajreplay.stages.kernels.gates import Undecided
 from trajreplay.stages.kernels.kl_loss import weighted_kl
 from trajreplay.stages.kernels.off_policy import off_policy_keep
 from trajreplay.stages.kernels.ratio import log_ratio
@@ -73,8 +74,8 @@ def _remaining(settings: LossSettings, given: LossInputs) -> tuple[LossInputs, T
     return (replace(given, mask=summed) if by_kept else given), summed
 
 
-def undecided_terms(settings: LossSettings, given: LossInputs) -> Tensor | None:
-    """(N,) What rounding alone decides of pg_loss: the sum over a sample bounds what it is off by.
+def undecided_terms(settings: LossSettings, given: LossInputs) -> Undecided | None:
+    """What rounding alone decides of pg_loss at each token, and of how many in a micro-batch.
 
     None of a loss that leaves nothing to it. Arguments as of `policy_terms`.
     """
@@ -83,8 +84,8 @@ def undecided_terms(settings: LossSettings, given: LossInputs) -> Tensor | None:
     if found is None:
         return None
     weights = rollout_weights(settings, given)
-    weighted = found if weights is None else found * weights.abs()
-    return torch.where(summed, weighted, 0.0)
+    weighted = found.penalty if weights is None else found.penalty * weights.abs()
+    return found._replace(penalty=torch.where(summed, weighted, 0.0))
 
 
 def _kl_loss(settings: LossSettings, given: LossInputs, ratio: Tensor | None) -> Tensor:

@@ -13,7 +13,12 @@ from trajreplay.schema import LossSettings
 from trajreplay.stages.capability import LOG_PROB_SOURCES
 from trajreplay.stages.kernels.clipping import cispo_loss, clip_loss, policy_gradient_loss
 from trajreplay.stages.kernels.dppo import dppo_gate, dppo_loss
-from trajreplay.stages.kernels.gates import kl_cov_loss, kl_cov_undecided, sapo_loss
+from trajreplay.stages.kernels.gates import (
+    Undecided,
+    kl_cov_loss,
+    kl_cov_undecided,
+    sapo_loss,
+)
 from trajreplay.stages.kernels.m2po import m2po_loss
 from trajreplay.stages.kernels.masked import sample_values, spread
 from trajreplay.stages.kernels.ratio import log_ratio, sequence_log_ratio
@@ -88,8 +93,8 @@ def scored_tokens(
     return Scored(terms | _SURROGATES[settings.surrogate](settings, tokens), ratio)
 
 
-def undecided_penalties(settings: LossSettings, given: LossInputs) -> Tensor | None:
-    """(N,) float64. What the loss of a sample is off by at most where rounding picks its tokens.
+def undecided_penalties(settings: LossSettings, given: LossInputs) -> Undecided | None:
+    """What tokens pay that rounding may pick, and how many of a micro-batch are picked.
 
     None of a surrogate that picks none. Arguments as of `scored_tokens`.
     """

@@ -126,6 +126,18 @@ def kl_cov_loss(
     return GatedLoss(loss + penalty, gated.to(loss.dtype))
 
 
+class Undecided(NamedTuple):
+    """Penalties that rounding may give to other tokens: of each set as many as it gates.
+
+    Args:
+        penalty: (N,) float64. What an undecided token pays where it is gated, 0 at others.
+        allowed: (S,) float64. How many tokens are gated of the micro-batch of each sample.
+    """
+
+    penalty: Tensor
+    allowed: Tensor
+
+
 def kl_cov_undecided(
     log_probs: Tensor,
     log_ratio: Tensor,
@@ -137,10 +149,10 @@ def kl_cov_undecided(
     kl_coef: float = 0.1,
     index: Tensor | None = None,
     size: int = 1,
-) -> Tensor:
-    """Bound what the penalties of a sample may be off by where rounding decides who is gated.
+) -> Undecided:
+    """Find the penalties of which rounding decides who pays them.
 
-        u_t = min(1, k max_s(p) / sum_s(p)) p_t      p = kl_coef |l| of the undecided t, else 0
+        p_t = kl_coef |l| of the undecided t, else 0
 
     Args:
         log_probs: (N,) float. As in `kl_cov_loss`, and so are the others.
@@ -154,7 +166,8 @@ def kl_cov_undecided(
         size: As there.
 
     Returns:
-        (N,) float64, whose sum over a sample is the bound. Dimensionless.
+        (N,) float64, and (S,). Over any tokens of a micro-batch their sum, and `allowed` times the
+        largest of them, bound what their loss may be off by. Dimensionless.
 
     Raises:
         StageError: As there.
@@ -168,8 +181,8 @@ def kl_cov_undecided(
         `reduction_factor` for the means.
 
     >>> log_probs, even = torch.tensor([-0.5, -2.0, -1.0]), torch.ones(3)
-    >>> kl_cov_undecided(log_probs, even, even, even, torch.tensor([0, 3])).sum()
-    tensor(0.1000, dtype=torch.float64)
+    >>> kl_cov_undecided(log_probs, even, even, even, torch.tensor([0, 3])).penalty
+    tensor([0.1000, 0.1000, 0.1000], dtype=torch.float64)
     """
     sets = TokenSets.of("kl_cov_undecided", mask, offsets, index, size)
     covariance, error = _covariances(sets, log_probs, advantages)
@@ -183,12 +196,7 @@ def kl_cov_undecided(
         covariance + error >= sets.spread(lowest),
     )
     penalty = torch.where(sets.scatter(near), kl_coef * log_ratio.double().abs(), 0.0)
-    lengths = offsets.diff()
-    rows = torch.repeat_interleave(torch.arange(lengths.numel(), device=mask.device), lengths)
-    total = penalty.new_zeros(lengths.numel()).index_add_(0, rows, penalty)
-    largest = penalty.new_zeros(lengths.numel()).scatter_reduce_(0, rows, penalty, "amax")
-    most = torch.minimum(total, allowed[sets.samples] * largest)
-    return penalty * (most / torch.where(total > 0.0, total, 1.0))[rows]
+    return Undecided(penalty, allowed[sets.samples])
 
 
 def _allowed(sets: TokenSets, fraction: float) -> Tensor:

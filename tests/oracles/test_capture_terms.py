@@ -100,13 +100,23 @@ def test_a_loss_without_terms_has_none_in_the_lake(verl: Verl, lake: Path) -> No
     assert verdict(lake, "r", "loss.policy") == {"pass"}
 
 
-def test_terms_that_are_aggregated_otherwise_are_recorded_and_not_claimed(
-    verl: Verl, lake: Path
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("token-mean", "pass"),
+        ("seq-mean-token-sum", "pass"),
+        ("seq-mean-token-mean", "pass"),
+        ("token-sum", "recorded-only"),
+        ("seq-mean-token-sum-norm", "recorded-only"),
+    ],
+)
+def test_terms_that_are_aggregated_otherwise_are_replayed_where_each_is_a_mean(
+    verl: Verl, lake: Path, mode: str, expected: str
 ) -> None:
-    config = actor(verl, policy_loss={"loss_mode": "sapo"}, loss_agg_mode="token-mean")
+    config = actor(verl, policy_loss={"loss_mode": "sapo"}, loss_agg_mode=mode)
     Worker(config, entropy=True).train("ppo_loss")
     uninstall()
-    assert verdict(lake, "r", "loss.policy") == {"recorded-only"}
+    assert verdict(lake, "r", "loss.policy") == {expected}
 
 
 @pytest.mark.parametrize("wrong", ["kl_penalty", "agg_loss"])

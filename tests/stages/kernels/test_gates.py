@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from tests.helpers import reference_losses
 from tests.helpers.packed import Packed, float32s, packed, pools
 from trajreplay.schema import StageError
+from trajreplay.stages.kernels import segment_sum
 from trajreplay.stages.kernels.dppo import MEASURES, RULES, dppo_loss
 from trajreplay.stages.kernels.gates import kl_cov_loss, kl_cov_undecided, sapo_loss
+from trajreplay.stages.ties import Ties
 
 ADVANTAGES = st.sampled_from([0.0, 1.0, -1.0]) | float32s(-5.0, 5.0)
 RATIOS = st.lists(st.tuples(float32s(-30.0, 30.0) | float32s(-1.0, 1.0), ADVANTAGES), max_size=15)
@@ -115,10 +117,22 @@ def test_whoever_is_gated_among_equal_advantages_lies_within_the_bound(
         chosen = places[torch.randperm(len(places), generator=numbers)]
         chosen = chosen[: int(ours.gated[mine].sum())]
         theirs[chosen] += 0.3 * log_ratio[chosen].abs()
-    for start, stop in zip(rows.offsets[:-1].tolist(), rows.offsets[1:].tolist(), strict=True):
-        own = slice(start, stop)
-        off = float((theirs[own].sum() - ours.pg_loss[own].sum()).abs())
-        assert off <= float(bound[own].sum()) + 1e-9
+    lengths = rows.offsets.diff().double().clamp(min=1.0)
+    ties = Ties.of(bound, rows.offsets, lengths, index)
+    off = segment_sum(theirs - ours.pg_loss, rows.offsets) / lengths
+    assert bool((off.abs() <= ties.alone + 1e-9).all())
+    factors = 3.0 * lengths - 1.0
+    for number in range(2):
+        samples = (index == number).nonzero().squeeze(1)
+        together = float(ties.together(samples, factors[samples]).sum())
+        assert float((off * factors)[samples].sum().abs()) <= together + 1e-9
+        # However many samples a micro-batch has, no more than k of its tokens pay.
+        most = [
+            float(bound.allowed[one] * p * factors[one] / lengths[one])
+            for one in samples.tolist()
+            for p in bound.penalty[rows.offsets[one] : rows.offsets[one + 1]].tolist()
+        ]
+        assert together <= max(most, default=0.0) + 1e-9
 
 
 @given(st.integers(0, 2**32), st.integers(3, 200))
@@ -129,7 +143,7 @@ def test_covariances_that_lie_apart_leave_nothing_undecided(seed: int, count: in
     ratios = torch.rand(count, generator=numbers).double()
     offsets = torch.tensor([0, count])
     given_to = (log_probs, ratios, advantages.clamp(min=count / 2.0), torch.ones(count), offsets)
-    assert float(kl_cov_undecided(*given_to, fraction=0.1).abs().max()) == 0.0
+    assert float(kl_cov_undecided(*given_to, fraction=0.1).penalty.abs().max()) == 0.0
 
 
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 0.05)])
