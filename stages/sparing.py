@@ -48,6 +48,16 @@ class Values:
     samples: Tensor
 
     @property
+    def wrong(self) -> Tensor:
+        """(E,) bool. Values that count and disagree."""
+        return self.disagree & self.counts
+
+    @property
+    def differs(self) -> bool:
+        """Whether one of them does."""
+        return bool(self.wrong.any())
+
+    @property
     def key(self) -> Key:
         """What tells it from the other values of a stage: a field may be recorded of several."""
         return self.field, self.per

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trajreplay.stages.block import Block
-from trajreplay.stages.compare import beyond
+from trajreplay.stages.explain.target import Lost, Target
 from trajreplay.stages.explain.trying import joined, tried
 from trajreplay.stages.faults import Fault, Told
 from trajreplay.stages.least_wrong import continuous_scalars
@@ -77,70 +77,6 @@ class Fit:
         return int(self.undecided > 0), len(self.told), self.order
 
 
-class Target:
-    """What is to be reproduced: what a stage of a cohort recorded.
-
-    Args:
-        block: The cohort.
-        stage: The stage.
-        base: What is recorded, and what the settings give.
-        failed: Gets what faults raise.
-    """
-
-    def __init__(self, block: Block, stage: str, base: list[Values], failed: list[str]) -> None:
-        self.block, self.stage, self.base, self.failed = block, stage, base, failed
-        self.differ = sum(int((one.disagree & one.counts).sum()) for one in base)
-        self._missed = {one.key: _missed(one) for one in base}
-        self._tolerance = {one.key: block.tolerance(stage, one.field) for one in base}
-
-    def wide(self, key: Key, recorded: Tensor, recomputed: Tensor, share: float) -> Tensor:
-        """(E,) bool. Values that can agree with a hypothesis only because its bound is wide.
-
-        Args:
-            key: What they are.
-            recorded: (E,) float64.
-            recomputed: (E,) float64. What the hypothesis gives.
-            share: How much of what the settings miss by they may be off.
-        """
-        error = (recorded - recomputed).abs_()
-        too_far = error > share * self._missed[key]
-        return too_far.logical_and_(beyond(error, recomputed, self._tolerance[key]))
-
-
-class _Lost:
-    """Says of a field whether one of its values is off by so much that no bound saves it.
-
-    Args:
-        target: What is recorded.
-        share: How much of what the settings miss by a value of a field may be off.
-
-    Attributes:
-        fields: Those of which it said so.
-    """
-
-    def __init__(self, target: Target, share: Callable[[str], float]) -> None:
-        self._target, self._share = target, share
-        self._counts = {one.key: one.counts for one in target.base}
-        self.fields: set[Key] = set()
-
-    def __call__(self, key: Key, recorded: Tensor, recomputed: Tensor) -> bool:
-        counts = self._counts.get(key)
-        if counts is None or len(counts) != len(recorded):
-            return False
-        wide = self._target.wide(key, recorded, recomputed, self._share(key[0]))
-        if bool(wide.logical_and_(counts).any()):
-            self.fields.add(key)
-        return key in self.fields
-
-
-def _missed(one: Values) -> Tensor:
-    """(E,) float64. What the settings miss values by; where they do not, the most of the others."""
-    missed = (one.recorded - one.recomputed).abs()
-    wrong = one.disagree & torch.isfinite(missed)
-    known = missed[wrong & one.counts]
-    return torch.where(wrong, missed, float(known.max()) if len(known) else torch.inf)
-
-
 def can_join(one: Fit, other: Fit, wrong: frozenset[Key]) -> bool:
     """Whether two faults can be all that is wrong.
 
@@ -203,7 +139,7 @@ def fit_of(
     if taken >= max(target.differ, 1):
         return None  # so many numbers give as many values, whatever these are
     share = _shares(block, stage, joined(told))
-    lost = _Lost(target, share)
+    lost = Lost(target, share)
     found = tried(block, stage, told, target.failed, lost)
     if found is None or (whole and lost.fields):
         return None
@@ -230,7 +166,7 @@ def fit_of(
         if bool((one.counts & ~fits).any()):
             continue
         right.add(one.key)
-        if bool((one.disagree & one.counts).any()):
+        if one.differs:
             repaired.add(one.key)
     values = sum(int(one.counts.sum()) for one in target.base)
     sets = frozenset(right), frozenset(moves), frozenset(repaired)
@@ -257,10 +193,10 @@ def resting_on_counts(base: Sequence[Values]) -> int:
     Args:
         base: What is recorded of a stage, and what the settings give.
     """
-    wrong = {one.field: 0 for one in base if bool((one.disagree & one.counts).any())}
+    wrong = {one.field: 0 for one in base if one.differs}
     if not wrong or not {*wrong} <= {*COUNTS}:
         return 0
-    differ = sum(int((one.disagree & one.counts).sum()) for one in base)
+    differ = sum(int(one.wrong.sum()) for one in base)
     return differ if differ < EVIDENCE else 0
 
 

@@ -53,7 +53,7 @@ def residual_shapes(block: Block, base: list[Values]) -> list[Shape]:
     """
     found: list[Shape] = []
     for one in base:
-        wrong = one.disagree & one.counts
+        wrong = one.wrong
         if not bool(wrong.any()):
             continue
         name = f"{one.field}: " if len(base) > 1 else ""
@@ -186,7 +186,7 @@ def _kinds(block: Block, one: Values) -> Iterator[tuple[str, str, Tensor, bool]]
     names = packed.table.column_names
     yield f"negative {one.field}", "negative", one.recomputed < 0, False
     yield f"positive {one.field}", "positive", one.recomputed > 0, False
-    wrong = one.disagree & one.counts
+    wrong = one.wrong
     yield "one sample", "one sample", samples == samples[wrong][0], True
     ranks = packed.cohort_ranks[samples]
     rank = int(packed.ranks[int(samples[wrong][0])])

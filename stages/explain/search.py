@@ -14,7 +14,6 @@ from trajreplay.stages.explain.fit import (
     COUNTS,
     EVIDENCE,
     Fit,
-    Target,
     can_join,
     fit_of,
     fit_pair,
@@ -22,6 +21,7 @@ from trajreplay.stages.explain.fit import (
     resting_on_counts,
 )
 from trajreplay.stages.explain.residual import residual_shapes
+from trajreplay.stages.explain.target import Target
 from trajreplay.stages.explain.trying import told_of
 from trajreplay.stages.faults import Fault, reported
 from trajreplay.stages.sparing import Values
@@ -74,8 +74,13 @@ def explain_stage(
     fits = _known(target, mine, first)
     explanation.searched = not fits and not only_first
     if explanation.searched:
-        found = list(_singles(target, mine))
+        wrong = {one.field.partition(".")[0] for one in base if one.differs}
+        able = [one for one in mine if not one[1].touches or wrong <= {*one[1].touches}]
+        found = list(_singles(target, able))
         fits = [one for one in found if one.reproduces]
+        if not fits:  # only a pair can, or one that comes near to it
+            found += _singles(target, [one for one in mine if one not in able])
+            found.sort(key=lambda one: one.order)
         if not fits:
             fits = [one for one in _pairs(target, found) if one.reproduces]
         if not fits:
@@ -115,15 +120,13 @@ def _describe(explanation: Explanation, base: list[Values]) -> None:
     kinds = {nouns[one.per] for one in base}
     explanation.noun = kinds.pop() if len(kinds) == 1 else "values"
     explanation.of = sum(int(one.counts.sum()) for one in base)
-    explanation.differ = sum(int((one.disagree & one.counts).sum()) for one in base)
+    explanation.differ = sum(int(one.wrong.sum()) for one in base)
     explanation.audit = {}
     for one in base:
         bad, of = explanation.audit.get(one.field, (0, 0))
-        mine = int((one.disagree & one.counts).sum()), int(one.counts.sum())
+        mine = int(one.wrong.sum()), int(one.counts.sum())
         explanation.audit[one.field] = bad + mine[0], of + mine[1]
-    explanation.misses_by = max(
-        [largest_error(one, one.disagree & one.counts) for one in base] or [0.0]
-    )
+    explanation.misses_by = max([largest_error(one, one.wrong) for one in base] or [0.0])
 
 
 def _describe_residual(explanation: Explanation, block: Block, base: list[Values]) -> None:
@@ -136,7 +139,7 @@ def _describe_residual(explanation: Explanation, block: Block, base: list[Values
         if by_field[name if colon else ""] <= CLAUSES:
             explanation.residual.append(one.says)
     del explanation.residual[CLAUSES_IN_ALL:]
-    wrong = [one.field for one in base if bool((one.disagree & one.counts).any())]
+    wrong = [one.field for one in base if one.differs]
     named = [one for one in wrong if one.partition(".")[0] not in COUNTS] or wrong
     differs = {f"differs: {one}" for one in named}
     explanation.kind = frozenset(differs | {one.kind for one in shapes if one.certain})
@@ -154,14 +157,14 @@ def _singles(target: Target, faults: Sequence[tuple[int, Fault]]) -> Iterator[Fi
 def _pairs(target: Target, singles: list[Fit]) -> Iterator[Fit]:
     """Pairs of singles that repair a part, or that move the values and are settings or factors."""
     base = target.base
-    if sum(int((one.disagree & one.counts).sum()) for one in base) < EVIDENCE:
+    if sum(int(one.wrong.sum()) for one in base) < EVIDENCE:
         return
     moving = [one for one in singles if one.moved and not one.told[0][0].alone]
     ranked = sorted(moving, key=lambda one: (-len(one.repaired), -one.agree, one.order))
     best = _some_of_each(ranked)[:PAIRED]
     rest = [one for one in moving if one.told[0][1].variant.settings and one not in best]
     plain = _some_of_each(rest)
-    wrong = frozenset(one.key for one in base if bool((one.disagree & one.counts).any()))
+    wrong = frozenset(one.key for one in base if one.differs)
     for one, other in combinations([*best, *plain[:BESIDE]], 2):
         if not can_join(one, other, wrong):
             continue

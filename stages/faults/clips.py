@@ -16,14 +16,13 @@ from trajreplay.stages.faults.fault import (
     each,
     setting,
 )
-from trajreplay.stages.faults.policy import STAGE, Columns, fault, inputs, own_terms
+from trajreplay.stages.faults.policy import CLIPPED, STAGE, Columns, fault, inputs, own_terms
 from trajreplay.stages.faults.solved import TWO_DIGITS, Misses, solved, together
 from trajreplay.stages.variants import Variant
 
 _UNBOUNDED = 1e30
-# Scalars that a bound moves, those that show it best first, and all of them.
+# Scalars that show a bound best.
 _CLIPPED = ("pg_loss", "loss")
-_MOVED = (*_CLIPPED, "pg_clipfrac")
 # Bounds as people choose them.
 _EPSILONS = tuple(one for one in TWO_DIGITS if 1e-4 <= one <= 10.0)
 _DUALS = tuple(one for one in TWO_DIGITS if 1.0 < one <= 50.0)
@@ -44,8 +43,8 @@ def _bounded_by(low: float, high: float) -> Told:
 
 def _eps_solved(block: Block) -> Iterable[Told]:
     """Either bound, or one for both sides: the loss falls as a bound lets more through."""
-    misses = Misses(block, STAGE, _MOVED)
-    if not misses.wrong <= {*_MOVED}:
+    misses = Misses(block, STAGE, CLIPPED)
+    if not misses.wrong <= {*CLIPPED}:
         return
     own = (setting(block, "loss.eps_clip"), setting(block, "loss.eps_clip_high"))
     ways: tuple[Callable[[float], Told], ...] = (
@@ -165,6 +164,7 @@ FAULTS = (
         "the loss clipped at {}",
         "loss.eps_clip and loss.eps_clip_high; TRL's epsilon_high is absolute for CISPO",
         together(_eps, _eps_solved),
+        touches=CLIPPED,
     ),
     fault(
         "clip-sides",
@@ -172,6 +172,7 @@ FAULTS = (
         "the loss clipped {}",
         "the clamp of the ratio",
         _one_sided,
+        touches=CLIPPED,
     ),
     fault(
         "dual-clip",
@@ -179,6 +180,7 @@ FAULTS = (
         "the loss with the dual clip {}",
         "loss.dual_clip: 3 by default in verl, off elsewhere",
         together(_dual, solved("loss.dual_clip", STAGE, _CLIPPED, _DUALS)),
+        touches=CLIPPED,
     ),
     fault(
         "dual-clip-positive",
@@ -188,6 +190,7 @@ FAULTS = (
         _dual_on_positive,
         "K-051",
         "https://github.com/THUDM/slime/commit/2b10784d862ce8b15153c9096f9cab5d693bca73",
+        touches=CLIPPED,
     ),
     fault(
         "optimistic",
@@ -195,6 +198,7 @@ FAULTS = (
         "the smaller of plain and clipped loss",
         "max of losses against min of objectives",
         _lower_bound,
+        touches=CLIPPED,
     ),
     fault(
         "clipped-alone",
@@ -202,6 +206,7 @@ FAULTS = (
         "the clipped loss alone, whatever the plain one is",
         "the maximum of plain and clipped loss",
         _bounded_alone,
+        touches=CLIPPED,
     ),
     fault(
         "ratio",

@@ -79,6 +79,8 @@ class Fault:
         tries: The variants of a cohort that it may have been; None where something else finds it.
         hands: What it makes of a column that a step takes over, each with a detail.
         alone: Whether it is never one of two at once, since it changes much already.
+        touches: The recorded scalars that it can change; of others that disagree it is no reason.
+            Empty where it may change any.
         origin: The entry point and the package that added it; empty for our own.
     """
 
@@ -91,6 +93,7 @@ class Fault:
     tries: Tries | None = None
     hands: Hands | None = None
     alone: bool = False
+    touches: tuple[str, ...] = ()
     origin: str = ""
 
     def says(self, detail: str) -> str:

@@ -180,6 +180,7 @@ FAULTS = (
         _entropy,
         "K-068",
         "https://github.com/nebuly-ai/optimate/pull/250",
+        touches=("loss",),
     ),
     fault(
         "kl-sign",
@@ -189,6 +190,7 @@ FAULTS = (
         _kl_loss,
         "K-061",
         "https://github.com/verl-project/verl/pull/179",
+        touches=("loss",),
     ),
     fault(
         "entropy-coefficient",
@@ -196,6 +198,7 @@ FAULTS = (
         "the loss with the entropy bonus times {}",
         "loss.entropy_coef; a coefficient that is scheduled or adapted",
         _coefficient("loss.entropy_coef"),
+        touches=("loss",),
     ),
     fault(
         "kl-coefficient",
@@ -203,6 +206,7 @@ FAULTS = (
         "the loss with its KL term times {}",
         "loss.kl_loss_coef; a coefficient that is scheduled or adapted",
         _coefficient("loss.kl_loss_coef"),
+        touches=("loss",),
     ),
     fault(
         "weight-of-current",
@@ -212,6 +216,7 @@ FAULTS = (
         _current_weight,
         "K-043",
         "https://github.com/THUDM/slime/pull/179",
+        touches=("pg_loss", "loss"),
     ),
     fault(
         "weight-inverted",
@@ -219,6 +224,7 @@ FAULTS = (
         "the loss weighted by rollout against old log-probs",
         "the order of the operands: old less rollout",
         _inverse_weight,
+        touches=("pg_loss", "loss"),
     ),
     fault(
         "correction",
@@ -233,6 +239,7 @@ FAULTS = (
         "the loss with its KL term {}",
         "loss.kl_loss_estimator and its clamp",
         _kl_estimator,
+        touches=("kl_loss", "loss"),
     ),
     fault(
         "kl-unstated",
@@ -241,6 +248,7 @@ FAULTS = (
         "loss.kl_loss_coef",
         _kl_unstated,
         "K-061",
+        touches=("loss",),
     ),
     fault(
         "sequence-clip-off",
@@ -269,5 +277,6 @@ FAULTS = (
         "the loss with correction weights {}",
         "loss.correction_norm",
         _correction_norm,
+        touches=("pg_loss", "loss"),
     ),
 )

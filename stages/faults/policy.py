@@ -22,6 +22,8 @@ from trajreplay.stages.variants import Variant
 from trajreplay.stages.wide import whole_batches
 
 STAGE = "loss.policy"
+# Scalars that a clip shows in.
+CLIPPED = ("pg_loss", "loss", "pg_clipfrac")
 Columns = Mapping[str, Tensor]
 Terms = dict[str, Tensor]
 
@@ -63,6 +65,14 @@ def trained_tokens(block: Block) -> tuple[Tensor, Tensor]:
     return scatter_sum(packed.weights, owner, len(packed.lengths)), owner
 
 
-def fault(name: str, known: str, sentence: str, look: str, tries: Tries, *references: str) -> Fault:
+def fault(
+    name: str,
+    known: str,
+    sentence: str,
+    look: str,
+    tries: Tries,
+    *references: str,
+    touches: tuple[str, ...] = (),
+) -> Fault:
     """A fault of this stage."""
-    return Fault(f"loss.{name}", known, STAGE, sentence, look, references, tries)
+    return Fault(f"loss.{name}", known, STAGE, sentence, look, references, tries, touches=touches)

@@ -266,5 +266,6 @@ FAULTS = (
         "the loss with {}",
         "loss.entropy_aggregation and loss.kl_loss_aggregation: token-mean in OpenRLHF, say",
         _terms_apart,
+        touches=("entropy_loss", "kl_loss", "loss"),
     ),
 )

@@ -115,10 +115,16 @@ def explanation_of(fault: Fault, seed: int, folder: Path) -> Explanation | None:
     Returns:
         None where the fault changes nothing of it.
     """
-    draw = Draw(seed, NAMED, STAGES)
     if fault.hands is not None:
-        given = handed(fault, draw)
+        given = handed(fault, Draw(seed, NAMED, STAGES))
         return None if given is None else explain_column(given, fault.stage, PLACE, FAULTS)
+    faulty = faulty_of(fault, seed, folder)
+    return None if faulty is None else explained(faulty, fault.stage, FAULTS)
+
+
+def faulty_of(fault: Fault, seed: int, folder: Path) -> Block | None:
+    """A cohort that follows from a seed with a fault put in; None where that changes nothing."""
+    draw = Draw(seed, NAMED, STAGES)
     scene = SCENES.get(fault.id, Scene())
     profile = [None, *PROFILES][seed % (len(PROFILES) + 1)]
     try:
@@ -128,8 +134,7 @@ def explanation_of(fault: Fault, seed: int, folder: Path) -> Explanation | None:
     block = block_of(folder, draw, settings, scene.alter, scene.groups)
     if fault.id in _OF_EARLIER_STEPS:
         block.cohorts[0].earlier = _earlier(block, draw)
-    faulty = next(_faulty(fault, block, draw, scene), None)
-    return None if faulty is None else explained(faulty, fault.stage, FAULTS)
+    return next(_faulty(fault, block, draw, scene), None)
 
 
 def _faulty(fault: Fault, block: Block, draw: Draw, scene: Scene) -> Iterator[Block]:

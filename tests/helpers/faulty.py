@@ -81,7 +81,7 @@ def differs(block: Block, stage: str, *, finite: bool = True) -> bool:
     after = recompute(varied(block, Variant(), (stage,)), stage)
     if finite and not all(bool(torch.isfinite(one.recorded[one.counts]).all()) for one in after):
         return False
-    return any(bool((one.disagree & one.counts).any()) for one in after)
+    return any(one.differs for one in after)
 
 
 def recorded_as(block: Block, stage: str, values: Sequence[Values]) -> Block:

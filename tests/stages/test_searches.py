@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.scenes import WAY, drawn, write_rollout
 from tests.helpers.trainer import Sample, Trainer
 from trajreplay import Lake
-from trajreplay.stages.explain import Explanation, fit, searches
+from trajreplay.stages.explain import Explanation, searches, target
 
 SCORED = ("sample", "reward.raw", "reward.post_process")
 
@@ -94,5 +94,5 @@ def test_what_is_spared_its_bounds_is_named_as_with_them(
 ) -> None:
     _write(lake, 0, spoil)
     spared = lake.explain().explanations
-    monkeypatch.setattr(fit._Lost, "__call__", lambda *given: False)
+    monkeypatch.setattr(target.Lost, "__call__", lambda *given: False)
     assert [one.text for one in lake.explain().explanations] == [one.text for one in spared]
