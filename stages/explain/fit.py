@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trajreplay.stages.block import Block
-from trajreplay.stages.explain.target import Lost, Target
+from trajreplay.stages.explain.target import Lost, Target, proves
 from trajreplay.stages.explain.trying import joined, tried
 from trajreplay.stages.faults import Fault, Told
 from trajreplay.stages.least_wrong import continuous_scalars
@@ -136,8 +136,8 @@ def fit_of(
     """
     block, stage = target.block, target.stage
     taken = sum(one.taken for _, one in told)
-    if taken >= max(target.differ, 1):
-        return None  # so many numbers give as many values, whatever these are
+    if not proves(taken, target.differ):
+        return None
     share = _shares(block, stage, joined(told))
     lost = Lost(target, share)
     found = tried(block, stage, told, target.failed, lost)

@@ -15,6 +15,7 @@ from trajreplay.stages.cohort import LoadedCohort
 from trajreplay.stages.explain.explanation import Explanation
 from trajreplay.stages.explain.findings import named
 from trajreplay.stages.explain.residual import without_own
+from trajreplay.stages.explain.target import proves
 from trajreplay.stages.explain.trying import handed_by
 from trajreplay.stages.faults import Fault
 from trajreplay.stages.faults.fault import Handed
@@ -78,7 +79,9 @@ def explain_column(
     for fault in faults:
         if fault.hands is None or fault.stage != stage:
             continue
-        for values, detail in handed_by(fault, given, found.failed):
+        for values, detail, taken in handed_by(fault, given, found.failed):
+            if not proves(taken, found.differ):
+                continue
             if len(values) == len(given.recorded) and bool(_equal(given.recorded, values).all()):
                 said = f"{given.column}: {detail}"
                 if stage == "sample" and not detail.startswith("the "):

@@ -12,6 +12,16 @@ from trajreplay.stages.compare import beyond
 from trajreplay.stages.sparing import Key, Values
 
 
+def proves(taken: int, differ: int) -> bool:
+    """Whether what a fault gives proves anything: so many numbers give as many values, whatever.
+
+    Args:
+        taken: Numbers, or choices, of the fault that were read off what was recorded.
+        differ: Recorded values that disagree.
+    """
+    return taken < max(differ, 1)
+
+
 class Target:
     """What is to be reproduced: what a stage of a cohort recorded.
 

@@ -19,6 +19,7 @@ from trajreplay.stages.values import recompute
 from trajreplay.stages.variants import Variant, varied
 
 _Of = TypeVar("_Of")
+_HELD = (2, 3)  # values and words, and how many numbers were read off where some were
 
 
 def told_of(fault: Fault, block: Block, failed: list[str]) -> Iterator[Told]:
@@ -38,8 +39,10 @@ def told_of(fault: Fault, block: Block, failed: list[str]) -> Iterator[Told]:
         yield told
 
 
-def handed_by(fault: Fault, given: Handed, failed: list[str]) -> Iterator[tuple[Tensor, str]]:
-    """What a fault makes of a column that is handed over, each with words, as far as it can say.
+def handed_by(fault: Fault, given: Handed, failed: list[str]) -> Iterator[tuple[Tensor, str, int]]:
+    """What a fault makes of a column that is handed over, as far as it can say.
+
+    Each with words, and with how many numbers of it were read off what was recorded.
 
     Args:
         fault: The fault.
@@ -48,15 +51,16 @@ def handed_by(fault: Fault, given: Handed, failed: list[str]) -> Iterator[tuple[
     """
     assert fault.hands is not None
     for made in _given(fault, fault.hands, given, failed):
-        known = isinstance(made, tuple) and len(made) == len(("values", "detail"))
-        if not known or not isinstance(made[0], Tensor) or not isinstance(made[1], str):
+        held = made if isinstance(made, tuple) and len(made) in _HELD else (None, None)
+        values, detail, taken = (*held, 0)[:3]
+        if not isinstance(values, Tensor) or not isinstance(detail, str):
             said = f"{_whose([fault])} gives a {type(made).__name__}, expected values and words"
             _note(failed, said)
             return
-        if made[0].data_ptr() == given.recorded.data_ptr() and len(made[0]):
+        if values.data_ptr() == given.recorded.data_ptr() and len(values):
             _note(failed, f"{_whose([fault])} gives what was recorded, which equals itself")
             return
-        yield made
+        yield values, detail, taken
 
 
 def tried(

@@ -211,6 +211,13 @@ FAULTS = (
         ),
     ),
     fault(
+        "other-returns",
+        "returns whitened with the advantages, or not",
+        "returns as they were {}",
+        "advantage.returns: verl hands on what it whitened as the returns of REINFORCE++",
+        each("advantage.returns", ("estimated", "whitened")),
+    ),
+    fault(
         "exchanged",
         "advantages and returns exchanged",
         "returns under the name of advantages, and the other way round",

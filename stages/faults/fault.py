@@ -22,8 +22,9 @@ class Told:
     Args:
         variant: What the fault changes.
         detail: Words for the braces of the fault's sentence, about this cohort.
-        taken: How many numbers of it are read off what was recorded. So many fit by themselves,
-            so that more values than these have to differ before it proves anything.
+        taken: How many numbers or choices of it are read off what was recorded, for which nothing
+            else speaks. So many fit by themselves, so that more values than these have to differ
+            before it proves anything.
     """
 
     variant: Variant
@@ -61,7 +62,9 @@ class Handed:
     earlier: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-Hands = Callable[[Handed], Iterable[tuple[Tensor, str]]]
+# Values and words; and, where numbers of these are read off what was recorded, how many.
+Made = tuple[Tensor, str] | tuple[Tensor, str, int]
+Hands = Callable[[Handed], Iterable[Made]]
 
 
 @dataclass(frozen=True)

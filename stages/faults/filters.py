@@ -44,7 +44,7 @@ def _without_some(block: Block) -> Iterable[Told]:
         names = [packed.text("sample_id", one) for one in missing.nonzero().squeeze(1).tolist()[:3]]
         more = f" and {int(missing.sum()) - 3} more" if int(missing.sum()) > 3 else ""
         detail = f"{', '.join(map(str, names))}{more}"
-        yield Told(_excluding(block, missing), detail)
+        yield Told(_excluding(block, missing), detail, int(missing.sum()))
 
 
 def _excluding(block: Block, out: Tensor) -> Variant:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from trajreplay.stages.faults.fault import Fault, Handed, Hands
+from trajreplay.stages.faults.fault import Fault, Handed, Hands, Made
 from trajreplay.stages.faults.tokens import shifted
 
 _STAGE = "sample"
-Made = Iterable[tuple[Tensor, str]]
 
 
-def _rounded(given: Handed) -> Made:
+def _rounded(given: Handed) -> Iterable[Made]:
     for dtype in (torch.bfloat16, torch.float16):
         yield given.origin.to(dtype).double(), str(dtype).removeprefix("torch.")
 
 
-def _shifted(given: Handed) -> Made:
+def _shifted(given: Handed) -> Iterable[Made]:
     if len(given.offsets) - 1 == len(given.origin):
         return
     for by, word in ((1, "late"), (-1, "early")):
@@ -45,7 +45,7 @@ def _wrapped(given: Handed, by: int) -> Tensor:
     return given.origin[begin + (place - by) % size.clamp(1)]
 
 
-def _masked(given: Handed) -> Made:
+def _masked(given: Handed) -> Iterable[Made]:
     if given.column != "loss_mask" and not bool(given.mask.all()):
         yield torch.where(given.mask, given.origin, 0.0), "with 0 where the mask is 0"
         other = _mask_of_another(given)
@@ -72,27 +72,27 @@ def _mask_of_another(given: Handed) -> Tensor | None:
     return found
 
 
-def _whole(given: Handed) -> Made:
+def _whole(given: Handed) -> Iterable[Made]:
     if given.column == "loss_mask":
         yield torch.ones_like(given.origin), "the attention mask, 1 at every token"
         yield 1.0 - given.origin, "inverted"
         yield torch.zeros_like(given.origin), "0 at every token"
 
 
-def _other(given: Handed) -> Made:
+def _other(given: Handed) -> Iterable[Made]:
     for name, values in given.others.items():
         yield values, f"the {name} of the rollout"
     for name, values in given.owns.items():
         yield values, f"the {name} of the step itself"
 
 
-def _earlier(given: Handed) -> Made:
+def _earlier(given: Handed) -> Iterable[Made]:
     if given.column.endswith("log_probs"):
         for words, values in given.earlier.items():
             yield values, f"the {words}"
 
 
-def _permuted(given: Handed) -> Made:
+def _permuted(given: Handed) -> Iterable[Made]:
     """Each sample has the values of another one of the same rollout."""
     offsets = given.offsets.tolist()
     rows = list(pairwise(offsets))
@@ -102,8 +102,10 @@ def _permuted(given: Handed) -> Made:
             there.setdefault(given.origin[start:stop].numpy().tobytes(), number)
     made = given.origin.clone()
     moved = 0
+    used: Counter[bytes] = Counter()
     for start, stop in rows:
         mine = given.recorded[start:stop]
+        used[mine.numpy().tobytes()] += 1
         if stop == start or torch.equal(mine, given.origin[start:stop]):
             continue
         other = there.get(mine.numpy().tobytes())
@@ -111,10 +113,12 @@ def _permuted(given: Handed) -> Made:
             return
         made[start:stop] = given.origin[rows[other][0] : rows[other][1]]
         moved += 1
-    yield made, f"{moved} samples with the values of another sample"
+    # Of few possible values every one is another sample's, too, which a true permutation is not.
+    own = Counter(given.origin[start:stop].numpy().tobytes() for start, stop in rows)
+    yield made, f"{moved} samples with the values of another sample", 0 if used == own else moved
 
 
-def _scaled(given: Handed) -> Made:
+def _scaled(given: Handed) -> Iterable[Made]:
     yield -given.origin, "with the opposite sign"
     for value in (0.5, 0.6, 0.7, 0.8, 0.9, 1.2):
         yield (given.origin.float() / value).double(), f"divided by {value:g}"

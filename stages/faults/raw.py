@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor
 
-from trajreplay.stages.faults.fault import Fault, Handed, Hands
+from trajreplay.stages.faults.fault import Fault, Handed, Hands, Made
 
 _STAGE = "reward.raw"
-Made = Iterable[tuple[Tensor, str]]
 
 
-def _zero_as_missing(given: Handed) -> Made:
+def _zero_as_missing(given: Handed) -> Iterable[Made]:
     """Wherever the score is 0, and only there, one other number was used."""
     zero = given.origin == 0
     used = torch.unique(given.recorded[zero])
@@ -23,7 +21,7 @@ def _zero_as_missing(given: Handed) -> Made:
         yield torch.where(zero, used, given.origin), detail
 
 
-def _by_position(given: Handed) -> Made:
+def _by_position(given: Handed) -> Iterable[Made]:
     """Each rank has the first scores of the whole batch beside its own samples."""
     ranks = given.ranks
     if len(ranks) != len(given.origin) or len(torch.unique(ranks)) < 2:
@@ -42,11 +40,11 @@ def _by_position(given: Handed) -> Made:
         )
 
 
-def _parts(given: Handed) -> Made:
+def _parts(given: Handed) -> Iterable[Made]:
     yield from ((values, what) for what, values in given.others.items())
 
 
-def _negated(given: Handed) -> Made:
+def _negated(given: Handed) -> Iterable[Made]:
     yield -given.origin, "the opposite of the score"
 
 

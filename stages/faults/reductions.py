@@ -9,9 +9,9 @@ from torch import Tensor
 
 from trajreplay.schema.settings import Settings
 from trajreplay.stages.block import Block
+from trajreplay.stages.faults.factors import factors
 from trajreplay.stages.faults.fault import (
     Told,
-    Tries,
     each,
     held,
     setting,
@@ -25,7 +25,7 @@ from trajreplay.stages.faults.policy import (
     trained_tokens,
 )
 from trajreplay.stages.kernels import scatter_sum
-from trajreplay.stages.variants import Variant, varied
+from trajreplay.stages.variants import Variant
 
 
 def _weighted(block: Block, weights: Tensor, *, loss_only: bool) -> Variant:
@@ -119,81 +119,6 @@ def _aggregation(block: Block) -> Iterable[Told]:
         yield Told(Variant(changes), "constant-norm by the longest response")
 
 
-def _factor_words(block: Block) -> dict[float, str]:
-    """Numbers of this cohort that a loss is divided or multiplied by, and what they count."""
-    (cohort,) = block.cohorts
-    owners = cohort.owners
-    context = max(one.parallel.context_size for one in owners)
-    found: dict[float, str] = {}
-    counts = {
-        "the micro-batches of a rank": len({one for _, one in cohort.micro_batches if one}),
-        "the micro-batches": sum(one is not None for _, one in cohort.micro_batches),
-        "the ranks": len({one.key.rank for one in owners}),
-        "the context-parallel ranks": context,
-        "the samples": sum(cohort.rows.values()),
-        "the data-parallel ranks": max(one.parallel.data_size for one in owners),
-    }
-    for what, count in counts.items():
-        if count > 1:
-            known = found.get(float(count))
-            found[float(count)] = f"{known} or {what}" if known else what
-    return found
-
-
-# The scalar that a factor of a whole loss shows in.
-_WHOLE = {"loss.policy": "loss", "loss.value": "value_loss"}
-# A whole number beyond this that nothing of the cohort counts may be one by chance.
-_COUNTLESS = 64
-
-
-def factors(stage: str) -> Tries:
-    """Tries of a factor between what a stage recorded and what is right, if a plausible one."""
-
-    def tries(block: Block) -> Iterable[Told]:
-        from trajreplay.stages.values import recompute
-
-        words = _factor_words(block)
-        own = varied(block, Variant(), (stage,))
-        differing = [one for one in recompute(own, stage) if bool(one.disagree.any())]
-        ratios = torch.cat(
-            [(one.recorded / one.recomputed)[one.disagree] for one in differing]
-            or [torch.zeros(0, dtype=torch.float64)]
-        )
-        finite = ratios[torch.isfinite(ratios) & (ratios > 0)]
-        if len(finite) != len(ratios) or not len(ratios):
-            return
-        factor = float(ratios.median())
-        whole = round(factor) if factor > 1 else round(1 / factor)
-        exact = float(whole) if factor > 1 else 1 / whole
-        counted = words.get(float(whole), "")
-        if whole < 2 or abs(factor / exact - 1) > 1e-4 or (whole > _COUNTLESS and not counted):
-            return
-        scales = {one.field: exact for one in differing}
-        what = f"{'times' if factor > 1 else 'divided by'} {whole}"
-        if _WHOLE[stage] not in {one.field for one in differing}:
-            what = f"with {' and '.join(one.field for one in differing)} alone {what}"
-        yield Told(Variant(scales=scales), f"{what}{f', {counted}' if counted else ''}")
-
-    return tries
-
-
-def _terms_apart(block: Block) -> Iterable[Told]:
-    """Entropy and KL that become one number as the surrogate does, or by a mean of their own."""
-    names = {"entropy": "entropy", "kl_loss": "KL"}
-    live = [one for one in names if setting(block, f"loss.{one}_coef")]
-    for one in ("same", "token-mean", "seq-mean-token-mean"):
-        said = "as the surrogate is" if one == "same" else f"by {one}"
-        for among in [live] if len(live) < 2 else [live, live[:1], live[1:]]:
-            changes = {
-                f"loss.{term}_aggregation": one
-                for term in among
-                if one != setting(block, f"loss.{term}_aggregation")
-            }
-            if changes:
-                terms = " and ".join(names[term] for term in among)
-                yield Told(Variant(changes), f"{terms} aggregated {said}")
-
-
 FAULTS = (
     fault(
         "parts-averaged",
@@ -259,13 +184,5 @@ FAULTS = (
             ("own", "shared"),
             {"own": "each fragment, not of its", "shared": "the whole"}.__getitem__,
         ),
-    ),
-    fault(
-        "terms-aggregation",
-        "entropy and KL aggregated otherwise than the surrogate, or not",
-        "the loss with {}",
-        "loss.entropy_aggregation and loss.kl_loss_aggregation: token-mean in OpenRLHF, say",
-        _terms_apart,
-        touches=("entropy_loss", "kl_loss", "loss"),
     ),
 )

@@ -11,6 +11,7 @@ from torch import Tensor
 from trajreplay.schema.settings import Settings
 from trajreplay.stages.block import Block
 from trajreplay.stages.compose import PolicyTerms, value_terms, value_tokens
+from trajreplay.stages.faults.factors import factors
 from trajreplay.stages.faults.fault import Fault, Told, Tries, WrongLosses, each, held, setting
 from trajreplay.stages.faults.loss_columns import masks
 from trajreplay.stages.faults.policy import Columns, inputs
@@ -20,7 +21,6 @@ from trajreplay.stages.faults.precision import (
     recorded_scalars,
     rounding_dtypes,
 )
-from trajreplay.stages.faults.reductions import factors
 from trajreplay.stages.faults.solved import TWO_DIGITS, solved, together
 from trajreplay.stages.faults.tokens import shifted
 from trajreplay.stages.variants import Variant
@@ -109,6 +109,15 @@ def _aggregation(block: Block) -> Iterable[Told]:
     for one in ("seq-mean-token-mean", "token-mean", "seq-mean-token-sum"):
         if one != in_force:
             yield Told(Variant({"value.aggregation": one}), one)
+    for one in ("scope", "micro-batch"):
+        if one != _mean_over(block):
+            over = "each micro-batch" if one == "micro-batch" else "the whole step"
+            yield Told(Variant({"value.mean_over": one}), f"{in_force} over {over}")
+
+
+def _mean_over(block: Block) -> str:
+    own = str(setting(block, "value.mean_over"))
+    return str(setting(block, "loss.mean_over")) if own == "same" else own
 
 
 def _huber(block: Block) -> Iterable[Told]:

@@ -24,7 +24,7 @@ def handed(fault: Fault, draw: Draw) -> Handed | None:
         recorded = spoil(column, draw)
     else:
         assert fault.hands is not None
-        made = [values for values, _ in fault.hands(column)]
+        made = [one[0] for one in fault.hands(column)]
         recorded = draw.choose.choice(made) if made else None
     if recorded is None or torch.equal(recorded.float(), column.origin.float()):
         return None

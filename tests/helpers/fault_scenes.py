@@ -312,6 +312,7 @@ SCENES: Mapping[str, Scene] = {
         _VALUE_CLIP, put=_other("value.clip", "loss.value", _two_digits(0.01, 0.9))
     ),
     "loss.kl-estimator": Scene(_KL_LOSS),
+    "advantage.other-returns": Scene({"advantage.whiten": "cohort", "advantage.estimator": "grpo"}),
     "loss.weight-of-current": Scene(_WEIGHED),
     "loss.weight-inverted": Scene(_WEIGHED),
     "loss.dual-clip": Scene({**_OLD, "loss.dual_clip": 1.05}),

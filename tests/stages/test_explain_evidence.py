@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -14,8 +14,11 @@ from tests.helpers.scenes import WAY, drawn, halves, write_rollout, write_whole
 from tests.helpers.trainer import Sample, Trainer
 from trajreplay import Lake
 from trajreplay.query import Cohort
+from trajreplay.schema import Settings
+from trajreplay.schema.settings import with_changes
 from trajreplay.stages.explain.handoffs import explain_column
 from trajreplay.stages.faults import FAULTS
+from trajreplay.stages.faults.catalogue import fault_named
 from trajreplay.stages.faults.fault import Handed
 
 ESTIMATED = ("sample", "reward.raw", "reward.post_process", "advantage.estimate")
@@ -75,6 +78,37 @@ def test_a_score_of_0_was_read_as_none_where_one_number_stands_for_all_of_them()
     assert not _of_scores(torch.zeros(16), torch.rand(16) + 0.1)
 
 
+def _handed(origin: list[float], recorded: list[float]) -> list[tuple[str, ...]]:
+    given = Handed(
+        "reward",
+        torch.tensor(recorded).double(),
+        torch.tensor(origin).double(),
+        torch.arange(len(origin) + 1),
+        torch.ones(len(origin), dtype=torch.bool),
+        {},
+        {},
+    )
+    found = explain_column(given, "sample", Cohort("r", 0, 0, 0), FAULTS)
+    return [one.faults for one in found.hypotheses]
+
+
+def test_a_value_that_others_have_too_is_no_permutation() -> None:
+    """Of rewards of 0 and 1 whatever is recorded is another sample's."""
+    assert not _handed([0.0, 1.0, 1.0, 0.0], [1.0, 1.0, 1.0, 0.0])
+    assert ("handoff.permuted",) in _handed([0.0, 1.0, 1.0, 0.0], [1.0, 1.0, 0.0, 0.0])
+    assert ("handoff.permuted",) in _handed([0.1, 0.2, 0.3, 0.4], [0.2, 0.3, 0.1, 0.4])
+
+
+@pytest.mark.parametrize(("whole", "ranks", "named"), [(2, 1, True), (97, 1, False), (97, 2, True)])
+def test_a_factor_that_nothing_counts_has_to_be_shared(
+    lake: Lake, whole: int, ranks: int, named: bool
+) -> None:
+    samples = drawn()
+    shares = halves(samples) if ranks > 1 else {0: samples}
+    write_whole(lake, shares, expected=_losses(samples, ranks, lambda one: one * whole))
+    assert ("loss.factor" in _named(lake, "loss.policy")) == named
+
+
 def _losses(samples: list[Sample], ranks: int, change: Callable[[float], float]) -> dict[int, list]:  # type: ignore[type-arg]
     shares = halves(samples) if ranks > 1 else {0: samples}
     found = rank_sums(Trainer(WAY), shares)
@@ -111,3 +145,25 @@ def test_a_factor_of_a_metric_is_none_of_the_loss(lake: Lake) -> None:
     assert found.first is not None
     assert found.first.faults == ("loss.factor",)
     assert found.first.sentence.startswith("the loss with entropy_loss alone times 2")
+
+
+def test_of_two_terms_only_the_one_whose_mean_is_another_is_named() -> None:
+    """Words claim what a variant changes, and nothing beside it."""
+    terms = {"loss.entropy_coef": 0.1, "loss.kl_loss_coef": 0.1, "loss.use_kl_loss": True}
+    stated = {**terms, "loss.entropy_aggregation": "token-mean", "loss.entropy_mean_over": "scope"}
+    for name in ("loss.terms-aggregation", "loss.mean-over"):
+        said = list(fault_named(name).tries(_Stated(with_changes(WAY.full, stated))))  # type: ignore[arg-type, misc]
+        assert said
+        for one in said:
+            assert ("entropy" in one.detail) == any(
+                ".entropy_" in key for key in one.variant.settings
+            )
+            assert ("KL" in one.detail) == any(".kl_loss_" in key for key in one.variant.settings)
+        assert len({repr(sorted(one.variant.settings.items())) for one in said}) == len(said)
+
+
+@dataclass(frozen=True)
+class _Stated:
+    """What these faults read of a cohort."""
+
+    settings: Settings
