@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.cohorts import ALL_STAGES, Expected, capture, terms
+from tests.helpers.cohorts import ALL_COLUMNS, ALL_STAGES, Expected, capture, terms
 from tests.helpers.trainer import Arithmetic, Sample, Trainer
 from trajreplay import Lake
 from trajreplay.stages.explain import Explanation
@@ -128,6 +128,116 @@ KLS: dict[str, tuple[str, Callable[[list[Sample]], None]]] = {
 }
 
 
+def _advantages(
+    change: Callable[[Sample, float], torch.Tensor], *, returns: bool = True
+) -> Callable[[list[Sample]], None]:
+    """Advantages, and returns with them, made otherwise of each sample and its reward."""
+
+    def spoil(samples: list[Sample]) -> None:
+        for one in samples:
+            assert one.reward is not None
+            made = torch.as_tensor(change(one, one.reward), dtype=torch.float32)
+            one.columns["advantages"] = made.expand(one.length).clone()
+            if returns:
+                one.columns["returns"] = one.columns["advantages"].clone()
+
+    return spoil
+
+
+def _of_the_sample_before(samples: list[Sample]) -> None:
+    """The rows that a rank holds come one rank after the other."""
+    for one, other in zip(samples, [samples[-1], *samples[:-1]], strict=True):
+        assert other.reward is not None
+        for name in ("advantages", "returns"):
+            one.columns[name] = torch.full((one.length,), other.reward)
+
+
+ADVANTAGES: dict[str, tuple[str, Callable[[list[Sample]], None]]] = {
+    "opposite": ("advantage.negated", _advantages(lambda one, r: torch.tensor(-r), returns=False)),
+    "raw": ("advantage.other-rewards", _advantages(lambda one, r: torch.tensor(one.raw_reward))),
+    "before": ("advantage.other-rewards", _of_the_sample_before),
+    "narrow": (
+        "advantage.precision",
+        _advantages(lambda one, r: torch.tensor(r).to(torch.bfloat16)),
+    ),
+}
+
+
+def _critic(samples: list[Sample], seed: int) -> None:
+    """Values before and after the update; returns are there."""
+    numbers = np.random.default_rng(seed)
+    for one in samples:
+        old = one.columns["returns"].numpy() + numbers.normal(0.0, 0.5, one.length)
+        one.columns["old_values"] = torch.tensor(old, dtype=torch.float32)
+        new = old + numbers.normal(0.0, 0.3, one.length)
+        one.columns["values"] = torch.tensor(new, dtype=torch.float32)
+
+
+Errors = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def _squared(clip: float | None, choose: Any = torch.maximum, factor: float = 1.0) -> Errors:
+    """The squared error, the chosen one of the plain and the clipped value's."""
+
+    def errors(new: torch.Tensor, old: torch.Tensor, returns: torch.Tensor) -> torch.Tensor:
+        plain = (new - returns) ** 2
+        if clip is None:
+            return factor * plain
+        bounded = old + (new - old).clamp(-clip, clip)
+        return torch.as_tensor(factor * choose(plain, (bounded - returns) ** 2))
+
+    return errors
+
+
+def _value_losses(
+    samples: Sequence[Sample], errors: Errors, names: Sequence[str], *, masked: bool = True
+) -> Any:
+    """The value loss of each rank: the sum over samples of means over trained tokens."""
+    found = {}
+    for rank, own in _shares(list(samples)).items():
+        total = 0.0
+        for one in own:
+            values = errors(*(one.columns[name].double() for name in names))
+            mask = torch.tensor(one.mask) if masked else torch.ones(one.length)
+            total += float((values * mask).sum() / mask.sum().clamp(1))
+        meaning = {"scope": "rank", "reduction": "sum"}
+        found[rank] = [Expected({"value_loss": float(np.float32(total))}, meaning, "loss.value")]
+    return found
+
+
+_CRITIC = ("values", "old_values", "returns")
+VALUES: dict[str, tuple[str, Callable[[list[Sample]], Any]]] = {
+    "unclipped": ("value.clip", lambda them: _value_losses(them, _squared(None), _CRITIC)),
+    "clip": ("value.clip", lambda them: _value_losses(them, _squared(0.37), _CRITIC)),
+    "half": ("value.factor", lambda them: _value_losses(them, _squared(0.2, factor=0.5), _CRITIC)),
+    "smaller": (
+        "value.optimistic",
+        lambda them: _value_losses(them, _squared(0.2, torch.minimum), _CRITIC),
+    ),
+    "clipped alone": (
+        "value.clipped-alone",
+        lambda them: _value_losses(them, _squared(0.2, lambda plain, limited: limited), _CRITIC),
+    ),
+    "exchanged": (
+        "value.exchanged",
+        lambda them: _value_losses(them, _squared(0.2), ("old_values", "values", "returns")),
+    ),
+    "all tokens": (
+        "value.mask",
+        lambda them: _value_losses(them, _squared(0.2), _CRITIC, masked=False),
+    ),
+    "a quarter": (
+        "value.times",
+        lambda them: _value_losses(them, _squared(0.2, factor=0.25), _CRITIC),
+    ),
+}
+
+RAWS: dict[str, tuple[str, Callable[[list[float]], list[float]]]] = {
+    "opposite": ("raw.negated", lambda scores: [-one for one in scores]),
+    "zero is none": ("raw.zero-as-missing", lambda scores: [one or 0.3 for one in scores]),
+}
+
+
 def _losses(samples: Sequence[Sample], way: Arithmetic, factor: float = 1.0) -> Any:
     found = {}
     for rank, own in _shares(samples).items():
@@ -216,6 +326,22 @@ LOSSES: dict[str, tuple[str, Callable[[list[Sample]], Any]]] = {
 }
 
 
+def _scores(samples: list[Sample], use: Callable[[list[float]], list[float]]) -> Any:
+    """Scores beside the raw rewards that were made of them; some scores are 0."""
+    scores = [0.0 if row % 3 == 1 else float(row % 5) + 0.5 for row in range(len(samples))]
+    for one, raw in zip(samples, use(scores), strict=True):
+        one.raw_reward = raw
+    Trainer(WAY).score(samples)
+    Trainer(WAY).estimate(samples)
+    found = {}
+    start = 0
+    for rank, own in _shares(samples).items():
+        beside = {"raw_rewards": scores[start : start + len(own)]}
+        found[rank] = [Expected(beside, {"scope": "sample"}, "reward.raw")]
+        start += len(own)
+    return found
+
+
 def _first(lake: Lake, stage: str) -> Explanation:
     (found,) = (one for one in lake.explain(stages=[stage]).explanations if one.stage == stage)
     return found
@@ -236,6 +362,17 @@ def _explained(folder: Any, kind: str, name: str, seed: int) -> tuple[str, Expla
         fault, spoil = KLS[name]
         spoil(samples)
         stage = "advantage.kl"
+    elif kind == "advantage":
+        fault, spoil = ADVANTAGES[name]
+        spoil(samples)
+        stage = "advantage.estimate"
+    elif kind == "value":
+        fault, record = VALUES[name]
+        _critic(samples, seed)
+        losses, stage = record(samples), "loss.value"
+    elif kind == "raw":
+        fault, use = RAWS[name]
+        losses, stage = _scores(samples, use), "reward.raw"
     else:
         fault, record = LOSSES[name]
         losses, stage = record(samples), "loss.policy"
@@ -246,7 +383,8 @@ def _explained(folder: Any, kind: str, name: str, seed: int) -> tuple[str, Expla
         WAY,
         step_id=0,
         settings=WAY.full,
-        stages=ALL_STAGES,
+        stages=(*ALL_STAGES, *([stage] if stage == "loss.value" else [])),
+        columns=(*ALL_COLUMNS, *(_CRITIC[:2] if stage == "loss.value" else ())),
         expected=losses,
     )
     return fault, _first(lake, stage)
@@ -255,7 +393,10 @@ def _explained(folder: Any, kind: str, name: str, seed: int) -> tuple[str, Expla
 CASES = [
     *(("reward", name) for name in REWARDS),
     *(("kl", name) for name in KLS),
+    *(("advantage", name) for name in ADVANTAGES),
     *(("loss", name) for name in LOSSES),
+    *(("value", name) for name in VALUES),
+    *(("raw", name) for name in RAWS),
 ]
 
 
