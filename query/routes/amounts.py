@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from trajreplay.query.routes.fetched import Share, recorded_in, rows_in
 from trajreplay.query.routes.findings import RouteFindings
@@ -124,17 +125,13 @@ def _check_share(
             "assign.coverage",
             f"ranks {ranks} {reason} in {share.stage}, unless ranks {twins}, which hold the same, "
             "are replicas with equal samples: nothing tells those from tensor ranks",
-            stage=share.stage,
-            trace_step=share.step,
-            rank=share.blocks[0].ranks[0],
+            **_place(share, share.blocks[0]),
         )
     elif reason:
         say.fail(
             "assign.coverage",
             f"ranks {ranks} {reason} in {share.stage}: not every sample was replayed",
-            stage=share.stage,
-            trace_step=share.step,
-            rank=share.blocks[0].ranks[0],
+            **_place(share, share.blocks[0]),
         )
     elif others and any(block in share.blocks for block in share.unclear):
         twins = ", ".join(str(rank) for block in share.unclear for rank in block.ranks)
@@ -142,19 +139,20 @@ def _check_share(
             "assign.coverage",
             f"ranks {twins} hold what others of {ranks} hold in all recorded micro-batches of "
             f"{share.stage}: whether they replay other samples after those is not known",
-            stage=share.stage,
-            trace_step=share.step,
-            rank=share.unclear[0].ranks[0],
+            **_place(share, share.unclear[0]),
         )
     elif share.is_batch and share.is_less:
         say.unverified(
             "assign.coverage",
             f"ranks {ranks} replayed more tokens in {share.stage} than the traces hold of what "
             "they fetched: whether a sample was replayed twice is not known",
-            stage=share.stage,
-            trace_step=share.step,
-            rank=share.blocks[0].ranks[0],
+            **_place(share, share.blocks[0]),
         )
+
+
+def _place(share: Share, block: Block) -> dict[str, Any]:
+    """Where a finding on some ranks of a share lies."""
+    return {"stage": share.stage, "trace_step": share.step, "rank": block.ranks[0]}
 
 
 def _split(stage: str, block: Block, trace: Trace) -> int:
