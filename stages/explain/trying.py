@@ -53,7 +53,8 @@ def handed_by(fault: Fault, given: Handed, failed: list[str]) -> Iterator[tuple[
     for made in _given(fault, fault.hands, given, failed):
         held = made if isinstance(made, tuple) and len(made) in _HELD else (None, None)
         values, detail, taken = (*held, 0)[:3]
-        if not isinstance(values, Tensor) or not isinstance(detail, str):
+        known = isinstance(values, Tensor) and isinstance(detail, str) and isinstance(taken, int)
+        if not known:
             said = f"{_whose([fault])} gives a {type(made).__name__}, expected values and words"
             _note(failed, said)
             return

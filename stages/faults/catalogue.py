@@ -103,7 +103,9 @@ def _loaded() -> tuple[tuple[Fault, ...], tuple[str, ...]]:
             if not isinstance(one, Fault):
                 failed.append(f"{where} gives a {type(one).__name__}, expected faults")
             elif not _is_complete(one):
-                failed.append(f"{where} gives a fault without text for its id, stage or sentence")
+                failed.append(
+                    f"{where} gives a fault without text for its id, stage, sentence or lists"
+                )
             elif one.stage not in STAGE_NAMES:
                 known = ", ".join(STAGE_NAMES)
                 said = f"of the stage {one.stage!r}, expected {known}"
@@ -119,4 +121,7 @@ def _loaded() -> tuple[tuple[Fault, ...], tuple[str, ...]]:
 
 def _is_complete(fault: Fault) -> bool:
     texts: tuple[object, ...] = (fault.id, fault.name, fault.stage, fault.sentence, fault.look)
-    return all(isinstance(one, str) and one != "" for one in (*texts, *fault.references))
+    if not all(isinstance(one, tuple) for one in (fault.references, fault.touches)):
+        return False
+    lists = (*fault.references, *fault.touches)
+    return all(isinstance(one, str) and one != "" for one in (*texts, *lists))

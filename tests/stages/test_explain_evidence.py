@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from trajreplay.query import Cohort
 from trajreplay.schema import Settings
 from trajreplay.schema.settings import with_changes
 from trajreplay.stages.explain.handoffs import explain_column
-from trajreplay.stages.faults import FAULTS
+from trajreplay.stages.faults import FAULTS, Fault
 from trajreplay.stages.faults.catalogue import fault_named
 from trajreplay.stages.faults.fault import Handed
 
@@ -167,3 +168,24 @@ class _Stated:
     """What these faults read of a cohort."""
 
     settings: Settings
+
+
+@pytest.mark.parametrize(
+    "made", [3, (), ("values", "words"), (torch.ones(2), 4), (torch.ones(2), "words", "one")]
+)
+def test_what_is_handed_in_another_form_is_said_and_ends_nothing(made: Any) -> None:
+    given = Handed(
+        "reward",
+        torch.ones(2).double(),
+        torch.zeros(2).double(),
+        torch.arange(3),
+        torch.ones(2, dtype=torch.bool),
+        {},
+        {},
+    )
+    fault = Fault("acme.one", "acme", "sample", "{}", "acme.py", hands=lambda given: [made])
+    found = explain_column(given, "sample", Cohort("r", 0, 0, 0), [fault])
+    assert not found.hypotheses
+    assert found.failed == [
+        f"the fault acme.one gives a {type(made).__name__}, expected values and words"
+    ]

@@ -48,6 +48,13 @@ NOT_LOADED = {
         OK + "ours = faults\ndef faults():\n    return [*ours(), *ours()]\n",
         "gives the fault 'acme.one', which is there already",
     ),
+    "touches": (
+        (
+            "def faults():\n"
+            "    return [Fault('acme.one', 'a', 'loss.policy', 'b', 'c', touches='loss')]\n"
+        ),
+        "gives a fault without text",
+    ),
     "nameless": (
         "def faults():\n    return [Fault('', 'acme', 'reward.post_process', '', '')]\n",
         "gives a fault without text",
