@@ -23,6 +23,8 @@ COLUMNS = {
     "values": "values",
 }
 
+_NO_RAW = "which of the rollout's raw rewards are those of a rank is not handed over"
+
 
 def record_rollout(args: Any, rollout_id: int, rollout_data: Mapping[str, Any]) -> None:
     """Record what a rank holds of a rollout once its advantages are computed.
@@ -62,9 +64,25 @@ def _routes(data: Mapping[str, Any]) -> Any:
     return list(routes) if routes is not None and known else None
 
 
+def _raw_rewards(data: Mapping[str, Any]) -> list[float] | None:
+    """The raw reward of each sample of this rank; None where it is not known which they are.
+
+    slime hands those of the whole rollout to every data-parallel rank, and all else by its part.
+    """
+    raw, part, count = data.get("raw_reward"), data.get("partition"), len(data["tokens"])
+    if raw is None:
+        return None
+    if part is None:
+        return [float(one) for one in raw] if len(raw) == count else None
+    places = [int(one) for one in part]
+    if len(places) != count or not all(0 <= one < len(raw) for one in places):
+        return None
+    return [float(raw[one]) for one in places]
+
+
 def _samples(args: Any, rollout_id: int, data: Mapping[str, Any]) -> list[SampleRecord]:
     group = int(args.n_samples_per_prompt)
-    truncated = data.get("truncated")
+    truncated, raw = data.get("truncated"), _raw_rewards(data)
     return [
         SampleRecord(
             sample_id=sample_id(index),
@@ -73,7 +91,7 @@ def _samples(args: Any, rollout_id: int, data: Mapping[str, Any]) -> list[Sample
             response_length=int(data["response_lengths"][row]),
             total_length=len(data["tokens"][row]),
             loss_mask=data["loss_masks"][row],
-            raw_reward=float(data["raw_reward"][row]),
+            raw_reward=None if raw is None else raw[row],
             reward=float(data["rewards"][row]),
             truncated=None if truncated is None else bool(truncated[row]),
             source_rollout_id=rollout_id,
@@ -83,10 +101,12 @@ def _samples(args: Any, rollout_id: int, data: Mapping[str, Any]) -> list[Sample
 
 
 def _stages(args: Any, data: Mapping[str, Any]) -> list[StageContract]:
+    unknown = "" if _raw_rewards(data) is not None else _NO_RAW
     shown = {
+        "reward.raw": unknown,
         "reward.post_process": "a custom function made the rewards"
         if getattr(args, "custom_reward_post_process_path", None)
-        else "",
+        else unknown,
         "advantage.estimate": "advantages were normalised over the batch"
         if getattr(args, "normalize_advantages", False)
         else "a custom function made the advantages"

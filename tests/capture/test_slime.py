@@ -8,7 +8,7 @@ import torch
 
 from tests.helpers.recorded import captured
 from tests.helpers.scenes import WAY, drawn
-from trajreplay import Lake, capture
+from trajreplay import Lake, ParallelCoordinates, capture
 from trajreplay.capture import hooks, slime
 from trajreplay.capture.slime import identity
 from trajreplay.stages import CohortReport
@@ -84,6 +84,44 @@ def test_what_is_made_otherwise_is_recorded_and_says_why(
         (found,) = [result for result in one.stages if result.stage == stage]
         assert found.verdict == "recorded-only"
         assert why in found.message
+
+
+@pytest.mark.parametrize("balanced", [True, False])
+@pytest.mark.parametrize("told", [True, False])
+def test_raw_rewards_handed_over_whole_are_those_of_a_rank_or_none(
+    lake: Lake, told: bool, balanced: bool
+) -> None:
+    """Every data-parallel rank is given the raw rewards of all, and all else by its part."""
+    whole = rollout_data(0)
+    count = len(whole["tokens"])
+    first = list(range(0, count, 2)) if balanced else list(range(3))
+    for rank, part in enumerate((first, sorted(set(range(count)) - set(first)))):
+        identity._asked[:] = [True]
+        capture.enable_from_env(
+            parallel=ParallelCoordinates(data_rank=rank, data_size=2),
+            rank=rank,
+            expected_ranks=[0, 1],
+            attempt=0,
+        )
+        data = {name: [of[row] for row in part] for name, of in whole.items()}
+        data["raw_reward"] = whole["raw_reward"]
+        if told:
+            data["partition"] = part
+        slime.record_rollout(SimpleNamespace(**ARGS), 0, data)
+        capture.recorder().close()
+    rows = lake.sql("select sample_id, raw_reward from rollouts").arrow().to_pylist()
+    found = {one["sample_id"]: one["raw_reward"] for one in rows}
+    expected = {
+        identity.sample_id(index): raw if told else None
+        for index, raw in zip(whole["sample_indices"], whole["raw_reward"], strict=True)
+    }
+    assert found == expected
+    (cohort,) = lake.replay().cohorts
+    verdicts = {one.stage: one for one in cohort.stages}
+    assert cohort.verdict == "pass"
+    for stage in ("reward.raw", "reward.post_process"):
+        assert verdicts[stage].verdict == ("pass" if told else "recorded-only")
+        assert told or "is not handed over" in verdicts[stage].message
 
 
 @pytest.mark.parametrize("known", [True, False])
