@@ -6,7 +6,7 @@ import os
 
 from blake3 import blake3
 
-_PIECE_BYTES = 1 << 22
+_PIECE_BYTES = 1 << 18  # of larger ones, the memory is given back and got again each time
 _MAGIC = b"PAR1"
 FOOTER_LIMIT_BYTES = 16 << 20
 

@@ -84,7 +84,11 @@ def fixed_width_bytes(chunk: pa.Array) -> bytes | memoryview:
 
 def non_finite(values: pa.Array) -> int:
     """How many values of an array of floats are NaN or infinite; nulls are neither."""
-    numbers = (values.drop_null() if values.null_count else values).to_numpy()
+    return non_finite_of((values.drop_null() if values.null_count else values).to_numpy())
+
+
+def non_finite_of(numbers: np.ndarray[Any, np.dtype[Any]]) -> int:
+    """How many of some floats are NaN or infinite."""
     with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(np.add.reduce(numbers)):  # then so is every one of them
             return 0

@@ -83,7 +83,7 @@ def prepare_rows(entry: Entry, *tables: TableRows) -> Prepared:
             row_groups=row_groups,
             first_row=0,
             rows=one.rows,
-            columns=seal_columns(data, one.source_dtypes),
+            columns=seal_columns(data, one.source_dtypes, one.columns),
         )
         for one, (data, row_groups) in zip(tables, laid, strict=True)
     )

@@ -5,15 +5,17 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trajreplay.capture.importers.foreign import guarded
 from trajreplay.schema.bundles.record import CaptureRecord, EventRecord
 from trajreplay.schema.bundles.torchhead import head_of
 from trajreplay.schema.errors import CaptureError, DatasetError, TrajReplayError
 from trajreplay.schema.identity import BY_RANK
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "trajreplay.importers"
 _PLAIN_ONLY = (
@@ -201,4 +203,6 @@ def refuse_objects(path: Path, remedy: str = _PLAIN_ONLY) -> None:
 
 
 def _entry_points() -> Mapping[str, EntryPoint]:
+    from importlib.metadata import entry_points  # not needed for what is built in
+
     return {one.name: one for one in entry_points(group=GROUP)}

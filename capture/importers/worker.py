@@ -8,6 +8,7 @@ what it has not handed over.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -39,6 +40,7 @@ def serve(tasks: BinaryIO, answers: BinaryIO) -> None:
     setup: dict[str, Any] = first[0]
     store, importer = LocalStore(setup["lake"]), importer_of(setup["kind"])
     options = ImportOptions(**setup["options"])
+    gc.freeze()  # what was loaded stays: no collection has to look at it
     send(answers, {"is": "ready"})
     while (task := receive(tasks)) is not None:
         paths = [Path(one) for one in task[0]["paths"]]

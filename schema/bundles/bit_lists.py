@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 Bits = npt.NDArray[np.uint8]
 _LAST = np.uint8(1)  # the bit in which the digits differ
+_BLOCK_BYTES = 1 << 15  # looked at together: of more, each step waits for the memory
 _SPACE = b" \t\r\n"  # no other is one to JSON
 _BEGINS = re.compile(rb"[%s]*:[%s]*(\[)[%s]*(?=[01])" % ((_SPACE,) * 3))
 _BETWEEN = re.compile(rb"[01]([%s]*,[%s]*)[01]" % ((_SPACE,) * 2))
@@ -30,7 +31,9 @@ def without_bit_lists(data: bytes, name: str) -> tuple[bytes, dict[str, Bits]]:
     """
     label = b'"%s"' % name.encode()
     places: list[tuple[int, int]] = []
+    arrays: list[Bits | None] = []
     texts: list[bytes] = []
+    size = 0
     place = data.find(label)
     while place >= 0:
         ahead = place + len(label)
@@ -42,9 +45,13 @@ def without_bit_lists(data: bytes, name: str) -> tuple[bytes, dict[str, Bits]]:
                 break
             places.append((begins.start(1), stop + 1))
             texts.append(data[begins.end() : stop].rstrip(_SPACE))
+            size += len(texts[-1])
+            if size > _BLOCK_BYTES:
+                arrays += _arrays(texts)
+                texts, size = [], 0
             ahead = stop  # whatever it holds, so that each byte is looked at once
         place = data.find(label, ahead)
-    return _replaced(data, places, _arrays(texts))
+    return _replaced(data, places, arrays + _arrays(texts))
 
 
 def _replaced(
@@ -84,17 +91,22 @@ def _digits_spaced(text: bytes, between: bytes) -> Bits | None:
     count, rest = divmod(len(text), step)
     if rest:
         return None
-    differs = np.frombuffer(text, np.uint8) ^ np.frombuffer(_zeros(between, count), np.uint8)
+    differs = np.frombuffer(text, np.uint8) ^ _zeros(between, count)
     digits = differs[::step].copy()
     differs[::step] = 0
     plain = not len(text) or (digits.max() <= 1 and not differs.max())
     return digits if plain else None
 
 
-@lru_cache(maxsize=1)
-def _zeros(between: bytes, count: int) -> bytes:
+def _zeros(between: bytes, count: int) -> Bits:
     """As many zeros, as one writer spaces them: the lists of a file are written alike."""
-    return (b"0" + between) * count
+    least = 1 << (count - 1).bit_length() if count else 0
+    return _many_zeros(between, least)[: count * (1 + len(between))]
+
+
+@lru_cache(maxsize=2)
+def _many_zeros(between: bytes, count: int) -> Bits:
+    return np.frombuffer((b"0" + between) * count, np.uint8)
 
 
 def _digits_of_any_spacing(text: bytes) -> bytes | None:
