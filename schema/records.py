@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
 
 from trajreplay.schema.errors import CaptureError, named, shown
 
@@ -104,3 +104,51 @@ class SampleRecord:
                 hint="Give one of the two.",
             )
         return group
+
+
+class SampleLists(Sequence[SampleRecord]):
+    """Samples as one list for each field: a record of one is made when it is asked for.
+
+    Args:
+        rows: How many there are.
+        fields: Values of fields of `SampleRecord`, in order; a field that is left out is None.
+    """
+
+    def __init__(self, rows: int, fields: Mapping[str, list[Any]]) -> None:
+        self._rows, self._fields = rows, dict(fields)
+        if any(len(values) != rows for values in fields.values()):
+            raise ValueError(f"lists of other lengths than {rows}")
+
+    def __len__(self) -> int:
+        return self._rows
+
+    @overload
+    def __getitem__(self, index: int) -> SampleRecord: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[SampleRecord]: ...
+
+    def __getitem__(self, index: int | slice) -> SampleRecord | list[SampleRecord]:
+        if isinstance(index, slice):
+            return [self[row] for row in range(self._rows)[index]]
+        row = range(self._rows)[index]
+        return SampleRecord(**{name: values[row] for name, values in self._fields.items()})
+
+    def has(self, name: str) -> bool:
+        """Whether a field is given."""
+        return name in self._fields
+
+    def values(self, name: str) -> list[Any]:
+        """The values of a field, in order."""
+        return self._fields.get(name) or [None] * self._rows
+
+    def changed(self, **fields: list[Any]) -> SampleLists:
+        """The same samples with other values of some fields."""
+        return SampleLists(self._rows, {**self._fields, **fields})
+
+
+def values_of(samples: Sequence[SampleRecord], name: str) -> list[Any]:
+    """The values of a field of samples, in order."""
+    if isinstance(samples, SampleLists):
+        return samples.values(name)
+    return [getattr(one, name) for one in samples]

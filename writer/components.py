@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from trajreplay.schema.errors import CaptureError, bare, listed, named, shown
 from trajreplay.schema.identity import CaptureKey
-from trajreplay.schema.records import SampleRecord
+from trajreplay.schema.records import SampleRecord, values_of
 from trajreplay.schema.tables import ROLLOUTS
 
 _COLUMN = ROLLOUTS["reward_components"]
@@ -30,7 +30,7 @@ def encode_components(
     Raises:
         CaptureError: They are no mapping to numbers, or have a name that the settings do not have.
     """
-    rows = [record.reward_components for record in records]
+    rows = values_of(records, "reward_components")
     if rows.count(None) == len(rows):
         return pa.nulls(len(rows), _COLUMN.type)
     problems = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from trajreplay.schema.errors import CaptureError, SchemaError, listed, named, shown
 from trajreplay.schema.identity import CaptureKey, check_id
-from trajreplay.schema.records import SampleRecord
+from trajreplay.schema.records import SampleLists, SampleRecord
 
 IDS = (
     *("sample_id", "group_id", "rollout_partition_id", "consumer_batch_id", "micro_batch_id"),
@@ -37,8 +37,8 @@ _PLAIN_ID_CHARACTERS = 42  # percent-encoding takes three bytes a character, an 
 _SPECIAL = frozenset((".", ".."))  # names that file systems keep for themselves
 
 
-def check_records(records: Any) -> list[SampleRecord]:
-    """Return what was handed over as a list of records.
+def check_records(records: Any) -> Sequence[SampleRecord]:
+    """Return what was handed over as a sequence of records.
 
     Raises:
         CaptureError: It is no sequence of `SampleRecord`, or a record has text that is none.
@@ -49,6 +49,8 @@ def check_records(records: Any) -> list[SampleRecord]:
         raise CaptureError(
             f"samples() was given one {kind}, expected a sequence of SampleRecord", hint=hint
         )
+    if isinstance(records, SampleLists) and not any(map(records.has, _TEXTS)):
+        return records
     found = list(records)
     if set(map(type, found)) == {SampleRecord} and not any(map(_odd_text, found)):
         return found

@@ -14,7 +14,7 @@ from trajreplay.schema.columns import Table
 from trajreplay.schema.errors import CaptureError, listed, shown
 from trajreplay.schema.identity import CaptureKey
 from trajreplay.schema.policy import Redaction
-from trajreplay.schema.records import SampleRecord
+from trajreplay.schema.records import SampleLists, SampleRecord, values_of
 from trajreplay.schema.tables import SPANS, length_column
 from trajreplay.writer.components import encode_components
 from trajreplay.writer.encode import ListColumn, encode_column
@@ -103,8 +103,7 @@ def encode_samples(
     Raises:
         CaptureError: Records that no row can represent; all problems of a kind at once.
     """
-    drawn = zip(*map(_fields_of, records), strict=True)
-    values = dict(zip(_FIELDS, map(list, drawn), strict=True)) if records else _nothing()
+    values = _drawn(records)
     if not all_none(values["group_index"]):
         values["group_id"] = [record.group for record in records]
     values["source_attempt"] = _filled(values["source_attempt"], key.attempt)
@@ -121,7 +120,7 @@ def encode_samples(
     scalars["weight_versions"] = _spans(values["weight_versions"], key)
     scalars["truncated"] = _flags(values["truncated"], key)
     for column in table.having("text"):
-        texts = [getattr(record, column.name) for record in records]
+        texts = values_of(records, column.name)
         if all_none(texts):
             continue
         texts = [redaction.apply(column.name, text) for text in texts]
@@ -141,9 +140,12 @@ def encode_samples(
     )
 
 
-def _nothing() -> dict[str, list[Any]]:
-    """The fields of no record."""
-    return {name: [] for name in _FIELDS}
+def _drawn(records: Sequence[SampleRecord]) -> dict[str, list[Any]]:
+    """The fields of records by name, in row order."""
+    if isinstance(records, SampleLists) or not records:
+        return {name: list(values_of(records, name)) for name in _FIELDS}
+    drawn = zip(*map(_fields_of, records), strict=True)
+    return dict(zip(_FIELDS, map(list, drawn), strict=True))
 
 
 def _filled(values: list[Any], default: int | None) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ from trajreplay.schema.entry import LogProbOrigin
 from trajreplay.schema.identity import ParallelCoordinates, ProducerInfo
 from trajreplay.schema.policy import Tolerance
 from trajreplay.schema.recompute import RecomputeConfig
-from trajreplay.schema.records import SampleRecord
+from trajreplay.schema.records import SampleRecord, values_of
 from trajreplay.schema.settings import Settings
 
 
@@ -68,7 +68,7 @@ class CaptureRecord:
     rollout_id: int
     step_id: int | None
     settings: Settings | RecomputeConfig
-    samples: tuple[SampleRecord, ...]
+    samples: Sequence[SampleRecord]
     rank: int = 0
     expected_ranks: tuple[int, ...] = (0,)
     tensors: Mapping[str, Any] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class CaptureRecord:
     @property
     def tokens(self) -> int:
         """Response tokens of all samples."""
-        return sum(one.response_length for one in self.samples)
+        return sum(values_of(self.samples, "response_length"))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.helpers.captures import record, sample, verify
 from trajreplay import Lake
@@ -130,3 +132,20 @@ def test_the_seal_is_of_what_is_read_back() -> None:
     seal = parquet.seal_column(values, "float32")
     assert (seal.values, seal.nulls, seal.non_finite) == (3, 1, 1)
     assert parquet.seal_column(pa.chunked_array([["a", None]]), None).non_finite is None
+
+
+@given(
+    st.lists(st.lists(st.floats(width=32), max_size=4)),
+    st.booleans(),
+    st.integers(1, 3),
+)
+def test_lists_are_sealed_from_what_they_are_laid_out_from_as_from_arrow(
+    rows: list[list[float]], some_null: bool, group: int
+) -> None:
+    given_rows = [None if some_null and not row else row for row in rows]
+    columns = {"log_probs": encode_column(STEPS["log_probs"], given_rows)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parquet, "ROW_GROUP_ROWS", group)
+        table, _ = parquet.build_table(STEPS, columns, len(rows))
+    held = {"log_probs": "float32"}
+    assert parquet.seal_columns(table, held, columns) == parquet.seal_columns(table, held)

@@ -1,5 +1,6 @@
 """Sample records: what no row can represent is refused, all problems of a kind at once."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from tests.helpers.captures import read_rows, record, sample, verify
 from trajreplay import CaptureError, Lake, SampleRecord
+from trajreplay.schema.records import SampleLists
 
 
 @pytest.fixture
@@ -16,7 +18,7 @@ def lake(tmp_path: Path) -> Lake:
     return Lake.create(tmp_path / "lake")
 
 
-def problems(lake: Lake, records: list[SampleRecord], **options: Any) -> str:
+def problems(lake: Lake, records: Sequence[SampleRecord], **options: Any) -> str:
     with pytest.raises(CaptureError) as caught:
         record(lake, lambda c: c.samples(records), **options)
     return str(caught.value)
@@ -111,3 +113,35 @@ def test_columns_that_no_sample_has_are_left_out(lake: Lake) -> None:
         *("run_id", "attempt", "rollout_id", "rank", "row"),
         *("sample_id", "response_length", "total_length", "loss_mask"),
     }
+
+
+def test_samples_as_lists_become_the_columns_that_records_become(lake: Lake) -> None:
+    records = [sample(row, reward=0.5 * row, micro_batch_id="m-0") for row in range(3)]
+    names = ("sample_id", "response_length", "total_length", "loss_mask", "group_index")
+    fields = {name: [getattr(one, name) for one in records] for name in names}
+    fields |= {name: [getattr(one, name) for one in records] for name in ("raw_reward", "reward")}
+    lists = SampleLists(3, {**fields, "micro_batch_id": ["m-0"] * 3})
+    ones = record(lake, lambda c: c.samples(records))
+    others = record(lake, lambda c: c.samples(lists), rollout_id=1)
+    keys = {"rollout_id", "source_rollout_id"}
+    held = [
+        {name: seal for name, seal in one.files[0].columns.items() if name not in keys}
+        for one in (ones, others)
+    ]
+    assert held[0] == held[1]
+
+
+def test_a_fault_of_samples_as_lists_is_told_as_of_records(lake: Lake) -> None:
+    wrong: dict[str, list[Any]] = {
+        "sample_id": ["a", "a", ""],
+        "response_length": [1, -1, 1],
+        "total_length": [1, 1, 1],
+        "loss_mask": [[1], [1], [1]],
+    }
+    records = [
+        SampleRecord(**dict(zip(wrong, row, strict=True)))
+        for row in zip(*wrong.values(), strict=True)
+    ]
+    assert problems(lake, SampleLists(3, wrong)) == problems(lake, records)
+    texts = SampleLists(1, {**{name: one[:1] for name, one in wrong.items()}, "prompt": [7]})
+    assert "prompt is 7, expected text" in problems(lake, texts)

@@ -161,7 +161,7 @@ def _record(one: SealedRank, place: _Place, run_id: str | None, ids: str) -> Cap
         rank=one.rank,
         expected_ranks=one.expected_ranks,
         settings=config,
-        samples=tuple(samples),
+        samples=samples,
         tensors=tensors,
         scalars=scalars,
         stages=tuple(contracts.values()),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from trajreplay.schema.bundles.relax.seal import SealedRank
 from trajreplay.schema.bundles.tensors import TensorValue
 from trajreplay.schema.contracts import stage_named
 from trajreplay.schema.errors import DatasetError, SchemaError
-from trajreplay.schema.records import SampleRecord
+from trajreplay.schema.records import SampleLists
 from trajreplay.schema.tables import RESPONSE_LISTS
 
 TOKEN_COLUMNS = tuple(name for name in RESPONSE_LISTS if name != "loss_mask")
@@ -27,10 +27,10 @@ _PAYLOADS_OF = {
 
 
 def read_results(
-    one: SealedRank, samples: Sequence[SampleRecord]
+    one: SealedRank, samples: SampleLists
 ) -> tuple[dict[str, Any], tuple[Scalars, ...]]:
     """Token columns and scalars, from the payloads and from expected.json."""
-    tokens = sum(sample.response_length for sample in samples)
+    tokens = sum(samples.values("response_length"))
     tensors: dict[str, Any] = {}
     for name, tensor in one.payloads.items():
         if name in TOKEN_COLUMNS:
@@ -90,20 +90,18 @@ def _take_tokens(
         raise results.error(name, "differs from the payload of that name", "the same values")
 
 
-def _check_echo(
-    results: Fields, name: str, values: list[float], samples: Sequence[SampleRecord]
-) -> None:
+def _check_echo(results: Fields, name: str, values: list[float], samples: SampleLists) -> None:
     """Values that index.json repeats have to be the same."""
     column = _ECHOES.get(name)
     if column is None:
         return
-    for value, sample in zip(values, samples, strict=True):
-        other = getattr(sample, column)
+    others = zip(samples.values("sample_id"), samples.values(column), strict=True)
+    for value, (sample, other) in zip(values, others, strict=True):
         same = value == other or (other is not None and value != value and other != other)
         if other is not None and not same:
             raise results.error(
                 name,
-                f"has {value} for sample {sample.sample_id.rpartition('/')[2]!r}",
+                f"has {value} for sample {sample.rpartition('/')[2]!r}",
                 f"{other}, as index.json has it",
             )
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,14 +13,14 @@ from trajreplay.schema.bundles.fields import Fields
 from trajreplay.schema.bundles.record import CaptureRecord
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.identity import GLOBAL
-from trajreplay.schema.records import SampleRecord, Values
+from trajreplay.schema.records import SampleLists, Values, values_of
 
 # Facts of a producer: that its samples had hashes of labels, and what it called its data size.
 LABEL_HASH, DATA_SIZE = "label_hash", "dp"
 _LOSSES = ("loss.policy", "loss.value")
 
 
-def read_samples(index: Fields, identity: Fields, major: int, prefix: str) -> list[SampleRecord]:
+def read_samples(index: Fields, identity: Fields, major: int, prefix: str) -> SampleLists:
     """The samples of one rank, their ids with a prefix.
 
     Raises:
@@ -44,35 +44,25 @@ def read_samples(index: Fields, identity: Fields, major: int, prefix: str) -> li
         for name in ("rollout_partition_ids", "consumer_batch_ids")
         for listed in [identity.get(name, read.texts, [])]
     )
-    columns = zip(
-        [prefix + one for one in rows.get("sample_id", read.identifier)],
-        lengths,
-        rows.get("total_length", read.count),
-        masks,
-        [
-            f"{prefix}g-{one}" if one >= 0 else None
-            for one in rows.get("group_index", read.count, -1)
-        ],
-        rows.get("raw_reward", read.number, None),
-        rows.get("reward", read.number, None),
-        [prefix + one if one else None for one in rows.get("micro_batch_id", read.identifier, "")],
-        strict=True,
+    batches = rows.get("micro_batch_id", read.identifier, "")
+    return SampleLists(
+        len(rows),
+        {
+            "sample_id": [prefix + one for one in rows.get("sample_id", read.identifier)],
+            "response_length": lengths,
+            "total_length": rows.get("total_length", read.count),
+            "loss_mask": masks,
+            "group_id": [
+                f"{prefix}g-{one}" if one >= 0 else None
+                for one in rows.get("group_index", read.count, -1)
+            ],
+            "raw_reward": rows.get("raw_reward", read.number, None),
+            "reward": rows.get("reward", read.number, None),
+            "micro_batch_id": [prefix + one if one else None for one in batches],
+            "rollout_partition_id": [partition] * len(rows),
+            "consumer_batch_id": [batch] * len(rows),
+        },
     )
-    return [
-        SampleRecord(
-            sample_id=sample,
-            response_length=length,
-            total_length=total,
-            loss_mask=mask,
-            group_id=group,
-            raw_reward=raw_reward,
-            reward=reward,
-            micro_batch_id=micro_batch,
-            rollout_partition_id=partition,
-            consumer_batch_id=batch,
-        )
-        for sample, length, total, mask, group, raw_reward, reward, micro_batch in columns
-    ]
 
 
 def _mask(value: Any) -> Values:
@@ -91,36 +81,33 @@ def is_loss_alone(declared: Collection[str]) -> bool:
     return bool(declared) and set(declared) <= set(_LOSSES)
 
 
-def without_placeholders(samples: list[SampleRecord]) -> list[SampleRecord]:
+def without_placeholders(samples: SampleLists) -> SampleLists:
     """A capture of the loss alone knows no groups and rewards, and its writer puts zeros there."""
-    groups = {one.group_id for one in samples}
-    rewards = {one for sample in samples for one in (sample.raw_reward, sample.reward)}
+    groups = set(samples.values("group_id"))
+    rewards = {*samples.values("raw_reward"), *samples.values("reward")}
     if rewards - {0.0, None}:
         return samples
-    changes: dict[str, Any] = {"raw_reward": None, "reward": None}
+    nothing: list[Any] = [None] * len(samples)
+    samples = samples.changed(raw_reward=nothing, reward=nothing)
     if len(groups) == 1 and str(*groups).rpartition("/")[2] == "g-0":
-        changes["group_id"] = None
-    return [replace(one, **changes) for one in samples]
+        return samples.changed(group_id=nothing)
+    return samples
 
 
-def refuse_twice(where: str, samples: list[SampleRecord]) -> None:
+def refuse_twice(where: str, samples: SampleLists) -> None:
     """Refuse a sample id that is there twice."""
-    seen: set[str] = set()
-    for one in samples:
-        if one.sample_id in seen:
-            raise DatasetError(
-                f"{where}/index.json: sample {one.sample_id.rpartition('/')[2]!r} is there twice",
-                hint="Which of the two a result belongs to cannot be told: capture it again.",
-            )
-        seen.add(one.sample_id)
+    counts = Counter(samples.values("sample_id"))
+    twice = next((name for name, count in counts.items() if count > 1), None)
+    if twice is not None:
+        raise DatasetError(
+            f"{where}/index.json: sample {twice.rpartition('/')[2]!r} is there twice",
+            hint="Which of the two a result belongs to cannot be told: capture it again.",
+        )
 
 
-def short_group(samples: list[SampleRecord], size: int | None) -> tuple[str, int] | None:
+def short_group(samples: SampleLists, size: int | None) -> tuple[str, int] | None:
     """The first group of fewer samples than stated, and how many it has; None without one."""
-    counts: dict[str, int] = {}
-    for one in samples:
-        if one.group_id is not None:
-            counts[one.group_id] = counts.get(one.group_id, 0) + 1
+    counts = Counter(name for name in samples.values("group_id") if name is not None)
     return next(((name, n) for name, n in counts.items() if size and n < size), None)
 
 
@@ -132,11 +119,10 @@ def check_ids(records: Sequence[CaptureRecord], ids: str) -> None:
     for record in records:
         if record.parallel.tensor_rank:
             continue
-        for one in record.samples:
-            if one.sample_id in owners:
+        for name in values_of(record.samples, "sample_id"):
+            if name in owners:
                 raise DatasetError(
-                    f"sample {one.sample_id!r} is on ranks {owners[one.sample_id]} and "
-                    f"{record.rank}, expected once",
+                    f"sample {name!r} is on ranks {owners[name]} and {record.rank}, expected once",
                     hint="Its ids are local to their rank: import without --ids global.",
                 )
-            owners[one.sample_id] = record.rank
+            owners[name] = record.rank
