@@ -70,7 +70,7 @@ def _keys(tree: Any, bits: str, lists: Mapping[str, Any]) -> int:
 
     Without such words, objects behind other values in a list are not looked for.
     """
-    keys, ahead = 0, [tree]
+    keys, ahead = 0, [tree] if type(tree) in _NESTED else []
     while ahead:
         one = ahead.pop()
         if type(one) is dict:

@@ -124,3 +124,10 @@ def test_a_key_that_is_there_twice_is_refused_wherever_it_is(
             load_object(text.encode(), "x")
         with pytest.raises(DatasetError, match="the same key twice"):
             load_object(text.encode(), "x", bits=NAME)
+
+
+@pytest.mark.parametrize("text", [b"true", b"1", b'"a"', b"null", b"[]", b"[1]", b'[{"a":1}]', b""])
+@pytest.mark.parametrize("bits", ["", NAME])
+def test_what_is_no_object_is_refused(text: bytes, bits: str) -> None:
+    with pytest.raises(DatasetError, match="not standard JSON of one object"):
+        load_object(text, "x", bits=bits)
