@@ -12,6 +12,7 @@ from trajreplay.schema.entry import Entry
 IDENTITY = ("source_attempt", "source_rollout_id", "sample_id")
 SHARD = ("context_rank", "context_size", "micro_batch_id")
 Shard = tuple[int | None, int, str | None]
+WHOLE: Shard = (0, 1, None)
 
 
 def names_of(found: pa.Table | Mapping[str, pa.Array]) -> Iterator[tuple[Any, ...]]:

@@ -100,8 +100,6 @@ def _nothing(
         why.append(f"{reading.samples_without} samples lack choices or log-probs of a side")
     if reading.of_other_version:
         why.append(f"{reading.of_other_version} tokens were sampled by other weights")
-    if reading.shards:
-        why.append(f"{reading.shards} samples are context-parallel shards")
     if left_out:
         why.append(f"{len(left_out)} incomplete {level}s were left out")
     trainer, sampler = reading.names
@@ -122,9 +120,6 @@ def _findings(
         yield MismatchFinding("error", run_id, message)
     if reading.samples_without:
         message = f"{reading.samples_without} samples lack choices or log-probs of a side"
-        yield MismatchFinding("warning", run_id, message)
-    if reading.shards:
-        message = f"{reading.shards} samples are context-parallel shards, which are not compared"
         yield MismatchFinding("warning", run_id, message)
     if reading.of_unknown_version:
         message = (

@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from trajreplay.query.capture_sets import CaptureSet
 from trajreplay.query.catalog import Catalog
 from trajreplay.query.experts.captured import Experts, RoutedRows, expert_columns, routed_rows
+from trajreplay.query.experts.held import HeldTokens, PairedRows, check_shards
 from trajreplay.query.experts.sides import Generated, Lists, SamplePlace, Side
 from trajreplay.query.mismatch.pair import Origins, Pair
+from trajreplay.query.mismatch.shards import is_cut
 from trajreplay.query.mismatch.versions import version_of
 from trajreplay.query.reading import read_columns
+from trajreplay.query.row_identity import SHARD, shards_of
 from trajreplay.query.row_masks import Mask, SelectedSet
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError, QueryError
@@ -59,7 +61,6 @@ class PairedReading:
     pair: Pair
     any_version: bool = False
     samples_without: int = 0
-    shards: int = 0
     of_other_version: int = 0
     of_unknown_version: int = 0
 
@@ -91,6 +92,7 @@ class PairedReading:
             DatasetError: A file is not what its entry says, a column is a copy of the other, or
                 the two sides choose other numbers of experts or have no layer in common.
         """
+        check_shards(self.catalog.store, chosen)
         for entry in chosen.captures.owners:
             if entry.key.rank not in chosen.rows or not entry.rows:
                 continue
@@ -111,32 +113,38 @@ class PairedReading:
         names = [self.pair.trainer, self.pair.sampler, "loss_mask", "weight_versions"]
         table = SAMPLE_TABLES[entry.key.kind]
         step = entry.key.kind == "step"
-        columns = [*names, *_SOURCE] if step else [*names, "sample_id"]
+        columns = [*names, *(_SOURCE if step else ["sample_id"]), *SHARD]
         samples = read_columns(self.catalog.store, entry, table, columns)
+        held = HeldTokens(self.catalog.store, entry) if is_cut([entry]) else None
+        shards = list(shards_of(entry, samples)) if step else []
         if version_of(origin) is None and samples["weight_versions"].null_count < len(samples):
             self.origins.trainer_unversioned = True
         for piece in routed_rows(self.catalog.store, entry, self.names):
             part = samples.slice(piece.start, len(piece.sample_ids))
-            yield from self._of_piece(piece, part, chosen, version)
+            rows = PairedRows(piece, part, shards[piece.start :], held)
+            yield from self._of_piece(rows, chosen, version)
 
     def _of_piece(
-        self, piece: RoutedRows, samples: pa.Table, chosen: Any, version: int | None
+        self, rows: PairedRows, chosen: Any, version: int | None
     ) -> Iterator[PairedTokens]:
+        piece, samples = rows.piece, rows.samples
         lists = {name: Lists(samples[name]) for name in (*self.pair.columns, "loss_mask")}
         parts: dict[tuple[int, ...], list[tuple[Any, Experts, Experts]]] = {}
         for row in range(len(piece.sample_ids)):
             if not chosen[piece.start + row]:
                 continue
-            sides = self._sides(piece, samples, lists, row)
+            sides = self._sides(rows, lists, row)
             if sides is None:
                 continue
             mine, theirs = sides
             kept = lists["loss_mask"].of(row) != 0
+            if rows.held is not None:  # another rank has the others
+                kept &= rows.held.mask(piece.start + row)
             # The token at a position is predicted where the one before it is computed.
             first = int(piece.total[row] - piece.response[row]) - 1
             kept[: max(-first, 0)] = False
             if version is not None:
-                kept = self._of_version(kept, self._spans(piece.entry, samples, row), version)
+                kept = self._of_version(kept, self._spans(rows, row), version)
             places = np.flatnonzero(kept)
             delta = np.abs(mine.log_probs[places].astype(np.float64) - theirs.log_probs[places])
             places += first
@@ -146,10 +154,11 @@ class PairedReading:
             delta, left, right = (np.concatenate(one) for one in zip(*found, strict=True))
             yield PairedTokens(delta, left, right, layers)
 
-    def _spans(self, entry: Entry, samples: pa.Table, row: int) -> Any:
+    def _spans(self, rows: PairedRows, row: int) -> Any:
         """By which weights a sample was sampled, as the step says or else its rollout."""
-        own = samples["weight_versions"][row].as_py()
-        place = self._place(entry, samples, row) if own is None else None
+        entry = rows.piece.entry
+        own = rows.samples["weight_versions"][row].as_py()
+        place = self._place(rows, row) if own is None else None
         found = own if place is None else place.spans
         if found is not None:
             return found
@@ -158,17 +167,19 @@ class PairedReading:
         version = next((one for one in told if one is not None), None)
         return None if version is None else [{"start": 0, "stop": None, "version": version}]
 
-    def _place(self, entry: Entry, samples: pa.Table, row: int) -> SamplePlace | None:
+    def _place(self, rows: PairedRows, row: int) -> SamplePlace | None:
         """Where the rollout has a sample that a step consumed."""
-        if entry.key.kind != "step":
+        key = rows.piece.entry.key
+        if key.kind != "step":
             return None
-        attempt, rollout, sample_id = (samples[name][row].as_py() for name in _SOURCE)
-        return self._generated.place(entry.key.run_id, attempt, rollout, sample_id)
+        attempt, rollout, sample_id = (rows.samples[name][row].as_py() for name in _SOURCE)
+        return self._generated.place(key.run_id, attempt, rollout, sample_id, rows.shards[row])
 
     def _sides(
-        self, piece: RoutedRows, samples: pa.Table, lists: Mapping[str, Lists], row: int
+        self, rows: PairedRows, lists: Mapping[str, Lists], row: int
     ) -> tuple[Side, Side] | None:
         """What trainer and sampler have of one sample; None, and counted, where one lacks."""
+        piece = rows.piece
         trainer, sampler = (
             Side(self._own(piece, name, row), piece.layer_numbers, lists[column].of(row))
             for name, column in zip(self.names, self.pair.columns, strict=True)
@@ -176,16 +187,15 @@ class PairedReading:
         if sampler.log_probs is not None:
             self._compare(piece.entry, piece.entry)
         if sampler.experts is None or sampler.log_probs is None:
-            place = self._place(piece.entry, samples, row)
+            place = self._place(rows, row)
             if place is not None:
                 sampler = self._filled(piece.entry, sampler, place)
         if any(one is None for one in (*trainer, *sampler)):
             self.samples_without += 1
             return None
-        if {len(trainer.log_probs), len(sampler.log_probs)} != {int(piece.response[row])}:
-            self.shards += 1
-            return None
-        return trainer, sampler
+        return rows.whole(self.pair.trainer, trainer, row), rows.whole(
+            self.pair.sampler, sampler, row
+        )
 
     @staticmethod
     def _own(piece: RoutedRows, name: str, row: int) -> Experts | None:

@@ -12,6 +12,7 @@ from trajreplay.query.catalog import Catalog
 from trajreplay.query.experts.captured import Experts, expert_columns, routed_rows
 from trajreplay.query.experts.sides import Generated
 from trajreplay.query.reading import read_columns
+from trajreplay.query.row_identity import SHARD, shards_of
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.tables import SAMPLE_TABLES
@@ -143,9 +144,12 @@ class ReplayedReading:
                 continue
             if places is None:
                 table = read_columns(
-                    self._catalog.store, entry, SAMPLE_TABLES[entry.key.kind], _SOURCE
+                    self._catalog.store, entry, SAMPLE_TABLES[entry.key.kind], [*_SOURCE, *SHARD]
                 )
-                places = list(zip(*(table[name].to_pylist() for name in _SOURCE), strict=True))
+                shards = list(shards_of(entry, table))
+                places = list(
+                    zip(*(table[name].to_pylist() for name in _SOURCE), shards, strict=True)
+                )
             there = self._generated.place(entry.key.run_id, *places[piece.start + row])
             side = None if there is None else self._generated.side(there)
             yield (None, ()) if side is None else (side.experts, side.layers)

@@ -13,6 +13,7 @@ import pyarrow as pa
 from trajreplay.query.catalog import Catalog, Cohort
 from trajreplay.query.experts.captured import expert_columns, routed_rows
 from trajreplay.query.reading import read_columns
+from trajreplay.query.row_identity import SHARD, WHOLE, Shard, shards_of
 from trajreplay.schema.identity import DATA, CaptureKey
 from trajreplay.schema.lists import elements, lengths_of
 from trajreplay.schema.tables import ROLLOUTS
@@ -67,25 +68,37 @@ class Generated:
         self._rollout = lru_cache(maxsize=_KEPT_INDEXES)(self._read_places)
         self._sides = lru_cache(maxsize=_KEPT)(self._read_sides)
 
-    def place(self, run_id: str, attempt: int, rollout: int, sample_id: str) -> SamplePlace | None:
-        """Where a sample lies; None where its rollout was not captured."""
-        return self._rollout(run_id, attempt, rollout).get(sample_id)
+    def place(
+        self, run_id: str, attempt: int, rollout: int, sample_id: str, shard: Shard
+    ) -> SamplePlace | None:
+        """Where the same shard of a sample lies, else all of it; None where neither was captured.
+
+        Args:
+            run_id: The run.
+            attempt: The attempt that generated it.
+            rollout: Its rollout there.
+            sample_id: Its name.
+            shard: Which shard of it, as `shards_of` names them.
+        """
+        places = self._rollout(run_id, attempt, rollout)
+        return places.get((sample_id, shard)) or places.get((sample_id, WHOLE))
 
     def side(self, place: SamplePlace) -> Side:
         """What the sampler has of a sample."""
         return self._sides(place.key)[place.row]
 
-    def _read_places(self, run_id: str, attempt: int, rollout: int) -> dict[str, SamplePlace]:
-        found: dict[str, SamplePlace] = {}
+    def _read_places(
+        self, run_id: str, attempt: int, rollout: int
+    ) -> dict[tuple[str, Shard], SamplePlace]:
+        found: dict[tuple[str, Shard], SamplePlace] = {}
         for key in self.catalog.by_cohort.get(Cohort(run_id, attempt, rollout, None), ()):
             entry = self.catalog.entry(key)
             if key.part == DATA and entry.owner and entry.rows:
-                rows = read_columns(
-                    self.catalog.store, entry, ROLLOUTS, ["sample_id", "weight_versions"]
-                )
-                names, spans = (rows[name].to_pylist() for name in rows.column_names)
-                for row, (name, span) in enumerate(zip(names, spans, strict=True)):
-                    found[name] = SamplePlace(key, row, span)
+                wanted = ["sample_id", "weight_versions", *SHARD]
+                rows = read_columns(self.catalog.store, entry, ROLLOUTS, wanted)
+                names, spans = (rows[name].to_pylist() for name in wanted[:2])
+                for row, one in enumerate(zip(names, shards_of(entry, rows), strict=True)):
+                    found[one] = SamplePlace(key, row, spans[row])
         return found
 
     def _read_sides(self, key: CaptureKey) -> list[Side]:

@@ -14,7 +14,7 @@ from trajreplay.query.catalog import Catalog
 from trajreplay.query.mismatch.consumed import Consumed, columns_of, together
 from trajreplay.query.mismatch.keys import RowKey, Step, bucket, step_of
 from trajreplay.query.mismatch.pair import Origins, Pair
-from trajreplay.query.mismatch.shards import NEEDED, Rows, is_cut, placed, put_together
+from trajreplay.query.mismatch.shards import Rows, identified, is_cut, needed, placed, put_together
 from trajreplay.query.mismatch.versions import holds_spans, spanned, version_of
 from trajreplay.query.row_masks import Mask, SelectedSet
 from trajreplay.query.scanning import scan
@@ -127,6 +127,7 @@ class Reading:
                 rows = pa.Table.from_batches(piece)
                 found = {name: rows[name].combine_chunks() for name in rows.column_names}
                 if cut:
+                    found = identified(entry, found)
                     found |= placed(entry, found)
                 if mask is not None:
                     kept = mask.slice(start, len(rows))
@@ -149,7 +150,7 @@ class Reading:
             set(names) <= set(columns_of(one)) for one in entries
         )
         if cut or lacking:
-            names = list(dict.fromkeys([*names, *NEEDED]))
+            names = list(dict.fromkeys([*names, *needed(table)]))
         yield from scan(self.catalog.store, entries, table, names)
 
     def _completed(

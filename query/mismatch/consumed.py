@@ -13,7 +13,7 @@ import pyarrow as pa
 from trajreplay.query.capture_sets import CaptureSet
 from trajreplay.query.catalog import Catalog, Cohort
 from trajreplay.query.reading import read_columns
-from trajreplay.query.row_identity import SHARD, Shard, names_of, shards_of
+from trajreplay.query.row_identity import SHARD, WHOLE, Shard, names_of, shards_of
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.identity import CaptureKey
@@ -21,7 +21,6 @@ from trajreplay.schema.lists import Int64s
 from trajreplay.schema.tables import ROLLOUTS, STEPS
 
 _KEPT_SOURCES = 2  # of all that a step consumed, which each of its ranks looks at
-_WHOLE: Shard = (0, 1, None)
 _NOBODY = -1
 
 
@@ -77,7 +76,7 @@ class _Generated(NamedTuple):
     def place(self, name: Any, shard: Shard) -> int | None:
         """Where the same shard of a sample is, else the whole of it."""
         own = self.places.get((name, shard))
-        return self.places.get((name, _WHOLE)) if own is None else own
+        return self.places.get((name, WHOLE)) if own is None else own
 
 
 class Consumed:

@@ -11,14 +11,35 @@ import pyarrow.compute as pc
 
 from trajreplay.query.mismatch.consumed import columns_of
 from trajreplay.query.row_identity import IDENTITY, SHARD, names_of
+from trajreplay.schema.columns import Table
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.lists import Int64s, lengths_of
 from trajreplay.schema.shard_checks import Cut, check_once, check_tiles, held_spans
 from trajreplay.schema.shards import SHARDED, Piece, Places, row_places, whole_lists
+from trajreplay.schema.tables import STEPS
 
 NEEDED = (*IDENTITY, *SHARD, "total_length", "response_length")
 _PLACE = tuple(f"place.{name}" for name in Places._fields)
+
+
+def needed(table: Table) -> tuple[str, ...]:
+    """Of `NEEDED` those that a table has: what a rollout generated is of that rollout."""
+    return tuple(one for one in NEEDED if one in table.arrow.names)
+
+
+def identified(entry: Entry, found: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
+    """The columns of rows, and those that say where a rollout's own are from."""
+    if entry.key.kind == "step":
+        return dict(found)
+    count = len(found["sample_id"])
+    of_key = (entry.key.attempt, entry.key.rollout_id, None)
+    source = {
+        name: pa.repeat(pa.scalar(value, STEPS[name].type), count)
+        for name, value in zip(IDENTITY, of_key, strict=True)
+        if name not in found
+    }
+    return {**found, **source}
 
 
 class Rows(NamedTuple):

@@ -16,7 +16,7 @@ from tests.helpers.routed import EXPERTS, healthy
 from trajreplay import Lake
 from trajreplay.stages.gate import CheckVerdict, GateVerdict, Policy, load_gate_policy
 
-LENGTHS = (4, 6)  # of one token of prompt each
+LENGTHS = (7, 5, 6, 8)  # as of the traces, of one token of prompt each
 STEPS = 3
 TRAINERS = ("old_experts", "experts")
 _lakes = count()
@@ -122,7 +122,7 @@ def test_without_captured_choices_the_preset_makes_its_eleven_checks(folder: Pat
     name=st.sampled_from(TRAINERS),
     step=st.integers(0, STEPS - 1),
     row=st.integers(0, len(LENGTHS) - 1),
-    place=st.tuples(st.integers(0, 5), st.integers(0, 1)),
+    place=st.tuples(st.integers(0, 7), st.integers(0, 1)),
     change=st.sampled_from(["other", "order", "last", "none"]),
     in_step=st.booleans(),
 )
@@ -183,7 +183,7 @@ def test_what_is_not_captured_of_both_sides_fails_where_it_is_demanded(
     check = agreement(lake)
     told = {
         "step": "experts of step 1:0 not captured beside the sampler's",
-        "sampler": "of no token are the choices of both sides captured: 12 samples lack those of",
+        "sampler": "of no token are the choices of both sides captured: 24 samples lack those of",
         "trainer": "of no token are the choices of both sides captured",
         "rows": "of no token are the choices of both sides captured",
         "sample": "old_experts or the sampler's choices of 1 samples not captured",
