@@ -176,8 +176,12 @@ def verdict_lines(found: GateVerdict, *, color: bool = False) -> Iterator[str]:
         line += f", not {', '.join(found.not_captured[:_TOLD])}{more}"
     if found.failing:
         line += f"; first failing phase {found.failing_phase}"
-    elif not found.certifies:
+    elif found.verdict == "fail":
+        line += "; no check was judged"
+    elif found.run == "intermediate":
         line += "; an intermediate run certifies nothing"
+    elif not found.certifies:
+        line += f"; certifies nothing: {', '.join(found.open)} not judged"
     yield ""
     yield printable(line)
 

@@ -58,6 +58,7 @@ class RoutedRows:
         num_experts: Experts of a layer, where known.
         choices: By name.
         start: Row of the capture that the first sample is.
+        numbered: Whether the numbers were recorded; else they are the places of the layers.
     """
 
     entry: Entry
@@ -68,6 +69,7 @@ class RoutedRows:
     num_experts: int | None
     choices: dict[str, Choices]
     start: int = 0
+    numbered: bool = True
 
 
 def expert_columns(entry: Entry) -> tuple[str, ...]:
@@ -122,6 +124,7 @@ def routed_rows(store: Store, entry: Entry, names: Sequence[str]) -> Iterator[Ro
             num_experts,
             choices,
             start,
+            numbers is not None,
         )
         start += batch.num_rows
     if start != len(ids):

@@ -29,11 +29,13 @@ class Side(NamedTuple):
         experts: (T, L, K) int16. None where it has none.
         layers: (L,) Their numbers.
         log_probs: (N,) float32. Of its response tokens.
+        numbered: Whether the numbers of the layers were recorded, and are not their places.
     """
 
     experts: Any
     layers: tuple[int, ...]
     log_probs: Any
+    numbered: bool = True
 
 
 class SamplePlace(NamedTuple):
@@ -111,6 +113,7 @@ class Generated:
                 piece.choices[self.choices].of(row),
                 piece.layer_numbers,
                 lists.of(piece.start + row),
+                piece.numbered,
             )
             for piece in routed_rows(store, entry, [self.choices])
             for row in range(len(piece.sample_ids))

@@ -12,7 +12,7 @@ from trajreplay.query.routes.trace import Trace
 from trajreplay.schema.process import process_digest
 
 RULE = "trace.attempt"
-_TRAIN = "train"
+TRAIN = "train"  # the stage that is entered once an optimizer step
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ def check_whose(
 ) -> None:
     """Fail what contradicts the attempt; unless processes or lengths agree it is unverified."""
     _check_ranks(trace, facts, say)
-    traced = max((one.step for one in trace.passes if one.stage == _TRAIN), default=0)
+    traced = max((one.step for one in trace.passes if one.stage == TRAIN), default=0)
     if facts.steps is not None and traced > facts.steps:
         say.fail(
             RULE,
             f"train is traced up to its pass {traced}, and the attempt told of {facts.steps} steps",
-            stage=_TRAIN,
+            stage=TRAIN,
             trace_step=traced,
         )
     known = _check_processes(trace, facts, say) | _check_lengths(trace, held, facts, say)
@@ -107,11 +107,11 @@ def _check_lengths(
     if facts.lengths is None:
         return False
     fetched = {
-        (one.trace_step, one.key): one.valid_length for one in trace.fetches if one.stage == _TRAIN
+        (one.trace_step, one.key): one.valid_length for one in trace.fetches if one.stage == TRAIN
     }
     traced = Counter(fetched.values())
     if not traced:  # without a queue, as far as the shards of micro-batches show what is in them
-        known = [one.composition for one in held if one.batch.stage == _TRAIN and one.composition]
+        known = [one.composition for one in held if one.batch.stage == TRAIN and one.composition]
         traced = Counter({length: 1 for one in known for length in one.lengths})
     for length, count in sorted(traced.items()):
         there = facts.lengths.get(length, 0)
@@ -120,7 +120,7 @@ def _check_lengths(
                 RULE,
                 f"they train on {count} samples of {length} tokens, and the attempt consumed "
                 f"{there}",
-                stage=_TRAIN,
+                stage=TRAIN,
             )
             break
     return bool(traced)

@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 from trajreplay.schema.errors import QueryError, listed
+from trajreplay.stages.gate.of_mismatch import PATIENCE, WINDOW
+from trajreplay.stages.gate.of_routes import unstated
 from trajreplay.stages.gate.policy import Policy
-
-_WINDOW = 3  # steps of a warm-up where a policy states none, as of `judge_mismatch_baseline`
 
 
 def check_meetable(policy: Policy, where: str) -> None:
@@ -36,17 +36,10 @@ def _of_routes(policy: Policy) -> list[str]:
     given = policy.checks.get("routes")
     if given is None:
         return []
-    found = []
+    found = [f"routes: {one}" for one in unstated(given)]
     folder = given.get("traces")
-    if folder is None:
-        found.append(
-            "routes: no folder of traces is named: checks.routes.traces, or --traces; a policy of "
-            "a run that replays none says routes = false under [checks]"
-        )
-    elif Path(folder).exists() and not Path(folder).is_dir():
+    if folder is not None and Path(folder).exists() and not Path(folder).is_dir():
         found.append(f"routes: traces is {folder!r}, a file, expected a folder")
-    if "contract" not in given:
-        found.append("routes: no contract is stated: checks.routes.contract, or --contract")
     until = given.get("until")
     if until is not None and until <= time.time():
         found.append(f"routes: until is {until!r}, and every trace that is to come is later")
@@ -57,8 +50,9 @@ def _of_baseline(policy: Policy) -> list[str]:
     given = policy.checks.get("mismatch_baseline")
     if given is None or policy.max_steps is None:
         return []
-    window = given.get("window", _WINDOW)
-    if policy.max_steps > window:
+    window, patience = given.get("window", WINDOW), given.get("patience", PATIENCE)
+    if policy.max_steps >= window + patience:
         return []
-    found = f"max_steps is {policy.max_steps}, and the first {window} steps are the warm-up"
-    return [f"mismatch_baseline: {found}, so that none is left to be held against it"]
+    wanted = f"{window} steps of warm-up, and {patience} on end that can be above"
+    told = f"max_steps is {policy.max_steps}, expected {window + patience} or more: {wanted}"
+    return [f"mismatch_baseline: {told}"]

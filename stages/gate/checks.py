@@ -152,6 +152,7 @@ CHECKS = (
             Parameter("layers", "MoE layers, counted from 1.", "any"),
             Parameter("experts", "Experts of a layer.", "any"),
             Parameter("require", "Rules that have to be decided.", "any"),
+            Parameter("ignore", "Events that are not known here and are left out.", "any"),
             Parameter("max_fallback_share", "Share of rows left to the own router.", "share"),
             Parameter(
                 "traced_steps",

@@ -15,6 +15,7 @@ from trajreplay.stages.gate.checks import CHECKS, CHECKS_BY_NAME, judged, source
 from trajreplay.stages.gate.evidence import Evidence
 from trajreplay.stages.gate.gathering import gather
 from trajreplay.stages.gate.heartbeats import Values
+from trajreplay.stages.gate.of_mismatch import PATIENCE, WINDOW
 from trajreplay.stages.gate.of_run import unasked
 from trajreplay.stages.gate.order import numbered
 from trajreplay.stages.gate.policy import Policy, checked
@@ -84,10 +85,12 @@ class CohortGate:
             passed = one.verdict in allowed
             return Judged(passed, one.verdict, bound, "" if passed else f"it is {one.verdict}")
         if check.name == "mismatch_baseline":
-            window = self.policy.checks[check.name].get("window", 3)
+            given = self.policy.checks[check.name]
+            window, patience = given.get("window", WINDOW), given.get("patience", PATIENCE)
             found, number = self._chained(found, cohort, window)
-            if number <= window:
-                return Judged(None, None, check.demand, f"it is one of the first {window} steps")
+            if number < window + patience:
+                count = window + patience - 1
+                return Judged(None, None, check.demand, f"it is one of the first {count} steps")
         return judged(check, found, replace(self.policy, run="intermediate"))
 
     def _chained(self, found: Evidence, cohort: Cohort, window: int) -> tuple[Evidence, int]:

@@ -17,6 +17,8 @@ from trajreplay.stages.gate.heartbeats import is_number, total
 from trajreplay.stages.gate.policy import Policy
 from trajreplay.stages.gate.possible import impossible
 
+# Of a baseline, where a policy states none: steps of the warm-up, and on end above the bound.
+WINDOW, PATIENCE = 3, 1
 _OF_TAIL = ("over_1_0", "abs_delta_max")
 
 
@@ -82,8 +84,8 @@ def judge_generation_kl(found: Evidence, policy: Policy, given: Parameters) -> J
 
 def judge_mismatch_baseline(found: Evidence, policy: Policy, given: Parameters) -> Judged:
     """The mismatch stays near that of the run's own first steps."""
-    name, window = given.get("statistic", "abs_delta"), given.get("window", 3)
-    factor, patience = given.get("factor", 5.0), given.get("patience", 1)
+    name, window = given.get("statistic", "abs_delta"), given.get("window", WINDOW)
+    factor, patience = given.get("factor", 5.0), given.get("patience", PATIENCE)
     bound = (
         f"{name} at most {factor} x its mean over the first {window} steps, or above it in fewer "
         f"than {patience} steps on end"
@@ -101,10 +103,9 @@ def judge_mismatch_baseline(found: Evidence, policy: Policy, given: Parameters) 
             f"the warm-up is the steps number 1 to {window}, and the first that were recorded are "
             f"number {', '.join(map(str, first[:5]))}, step {found.names(first)}",
         )
-    if len(values) <= window:
-        return Judged(
-            False, None, bound, f"{len(values)} steps were recorded, expected more than {window}"
-        )
+    if len(values) < window + patience:  # fewer than patience can never be above on end
+        told = f"{len(values)} steps were recorded, expected {window} and then {patience} or more"
+        return Judged(False, None, bound, told)
     usual = total(values[:window]) / window
     limit = factor * usual
     if min(values) < 0 or not math.isfinite(limit):

@@ -17,6 +17,7 @@ from trajreplay.query.routes import (
     policy_of,
 )
 from trajreplay.query.routes.whose import RULE as WHOSE
+from trajreplay.query.routes.whose import TRAIN
 from trajreplay.schema.errors import listed
 from trajreplay.stages.gate.check import Judged, Parameters
 from trajreplay.stages.gate.evidence import Evidence
@@ -36,8 +37,8 @@ def judge_routes(found: Evidence, policy: Policy, given: Parameters) -> Judged:
     wanted = given.get("traced_steps")
     if wanted is not None:
         bound += f", {_told(wanted)} traced"
-    if problem := _unstated(given):
-        return Judged(False, None, bound, problem)
+    if problems := unstated(given):
+        return Judged(False, None, bound, "; ".join(problems))
     chain = _Chain(found, given)
     for attempt in found.attempts:
         if problem := chain.take(attempt):
@@ -60,7 +61,7 @@ class _Chain:
         given: What the policy states.
         value: By attempt, what was found.
         traced: By stage, the steps whose passes were traced.
-        passes: By stage, how many passes were.
+        counts: By stage, how many those are.
         silent: Steps of which the traces say nothing, in words.
         unverified: What they leave open of whose they are.
     """
@@ -69,7 +70,7 @@ class _Chain:
     given: Parameters
     value: dict[str, dict[str, Any]] = field(default_factory=dict)
     traced: dict[str, set[int]] = field(default_factory=dict)
-    passes: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
     silent: list[str] = field(default_factory=list)
     unverified: list[str] = field(default_factory=list)
 
@@ -82,7 +83,9 @@ class _Chain:
         stated = _route_policy(given, start, stop)
         report = check_routes(Path(given["traces"]), stated, facts_of(found, attempt))
         steps = [one for one in sorted(found.steps) if found.steps[one]["attempt"] == attempt]
-        mine = {stage: _steps_of(found, steps, some) for stage, some in report.steps.items()}
+        mine = {
+            stage: _steps_of(found, steps, stage, passes) for stage, passes in report.steps.items()
+        }
         untraced = [one for one in steps if not all(one in mine.get(x, ()) for x in stated.stages)]
         self.value[str(attempt)] = {
             "records": report.records,
@@ -102,7 +105,8 @@ class _Chain:
             return f"attempt {attempt}: {_why(report)}"
         for stage in stated.stages:
             self.traced.setdefault(stage, set()).update(mine.get(stage, ()))
-            self.passes[stage] += len(report.steps.get(stage, ()))
+            # Where nobody told of any step the passes are counted, and other checks fail.
+            self.counts[stage] += len(mine.get(stage, ()) if steps else report.steps.get(stage, ()))
         if untraced:
             self.silent.append(f"step {found.names(untraced)} of attempt {attempt}, not traced")
         self.unverified += [
@@ -116,9 +120,9 @@ class _Chain:
         """Why the steps that were traced are not those that the policy wants, stage by stage."""
         for stage, steps in self.traced.items():
             if isinstance(wanted, int):
-                if self.passes[stage] < wanted:
+                if self.counts[stage] < wanted:
                     return (
-                        f"of {stage} {self.passes[stage]} steps are traced, expected {wanted} or "
+                        f"of {stage} {self.counts[stage]} steps are traced, expected {wanted} or "
                         f"more: {_HOW_MANY}"
                     )
                 continue
@@ -132,17 +136,18 @@ class _Chain:
         return ""
 
 
-def _unstated(given: Parameters) -> str:
-    """What a policy has to state, and does not."""
+def unstated(given: Parameters) -> list[str]:
+    """What a policy has to state of routes, and does not."""
+    found = []
     if given.get("traces") is None:
-        return (
+        found.append(
             "no folder of traces is named: checks.routes.traces, or --traces; a policy of a run "
             "that replays none says routes = false under [checks]"
         )
     if "contract" not in given:
         allowed = " or ".join(CONTRACTS)
-        return f"no contract is stated: {allowed}, as checks.routes.contract, or --contract"
-    return ""
+        found.append(f"no contract is stated: {allowed}, as checks.routes.contract, or --contract")
+    return found
 
 
 def _route_policy(given: Parameters, start: float | None, stop: float | None) -> RoutePolicy:
@@ -170,12 +175,18 @@ def _set_aside(given: Parameters, start: float | None, stop: float | None) -> st
     )
 
 
-def _steps_of(found: Evidence, steps: Sequence[int], passes: Sequence[int]) -> list[int]:
-    """The steps that numbered passes of a stage are of: a trainer makes one a rollout."""
+def _steps_of(
+    found: Evidence, steps: Sequence[int], stage: str, passes: Sequence[int]
+) -> list[int]:
+    """The steps of an attempt that numbered passes of a stage are of, those that stand.
+
+    A trainer enters train once an optimizer step, and prev-logprob once a rollout, before these.
+    """
     rollouts: dict[Any, list[int]] = {}
     for step in steps:
         place = found.steps[step].get("rollout_id")
-        rollouts.setdefault(("number", step) if place is None else place, []).append(step)
+        alone = stage == TRAIN or place is None
+        rollouts.setdefault(("step", step) if alone else place, []).append(step)
     by_pass = list(rollouts.values())
     return [one for number in passes for one in (by_pass[number - 1 : number] or [[]])[0]]
 

@@ -76,8 +76,9 @@ class GateVerdict:
 
     @property
     def verdict(self) -> Literal["pass", "fail"]:
-        """`pass` if nothing fails."""
-        return "fail" if self.failing else "pass"
+        """`pass` if nothing fails, and something holds: nothing judged is never a pass."""
+        holds = any(one.verdict == "pass" for one in self.checks)
+        return "pass" if holds and not self.failing else "fail"
 
     @property
     def captured(self) -> int:
@@ -86,8 +87,19 @@ class GateVerdict:
 
     @property
     def certifies(self) -> bool:
-        """Whether the chain is whole and passes; an intermediate run never certifies."""
-        return self.verdict == "pass" and self.run != "intermediate"
+        """Whether the chain is whole, and passes in all that the policy names.
+
+        An intermediate run never certifies.
+        """
+        return self.verdict == "pass" and self.run != "intermediate" and not self.open
+
+    @property
+    def open(self) -> tuple[str, ...]:
+        """The checks that the policy names and that were not judged."""
+        named = self.policy.get("checks", {})
+        return tuple(
+            one.check for one in self.checks if one.verdict == "not-judged" and one.check in named
+        )
 
     @property
     def failing(self) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ REFUSED: list[tuple[str, tuple[str, ...], tuple[str, ...], int, str]] = [
         ("--policy", "router-replay", "--traces", "here"),
         OK,
         2,
-        "no contract is stated: checks.routes.contract, or --contract",
+        "no contract is stated: legacy-async or transfer-queue, as checks.routes.contract",
     ),
     (
         "traces that are a file",
@@ -41,7 +41,7 @@ REFUSED: list[tuple[str, tuple[str, ...], tuple[str, ...], int, str]] = [
         ("--policy", "mismatch-baseline", "--max-steps", "3"),
         OK,
         2,
-        "max_steps is 3, and the first 3 steps are the warm-up",
+        "max_steps is 3, expected 4 or more: 3 steps of warm-up, and 1 on end that can be above",
     ),
     ("a misspelt column", ("--policy", "column.toml"), OK, 2, "did you mean response_length"),
     ("no max_steps", ("--policy", "steps.toml"), OK, 2, "max_steps is missing"),

@@ -20,6 +20,7 @@ from tests.helpers.recorded import enabled, record_rollout, record_step
 from tests.helpers.scenes import WAY
 from trajreplay import Lake
 from trajreplay.capture.selection import Selection
+from trajreplay.cli.gate import verdict_lines
 from trajreplay.schema import ProducerInfo
 from trajreplay.schema.errors import QueryError
 from trajreplay.schema.events import ENDED_CLEAN, HEARTBEAT, TERMINAL, dump_detail
@@ -266,3 +267,38 @@ def test_a_verdict_names_so_many_steps_that_a_person_can_read_them(lake: Lake) -
     told = verdict.to_json()["steps"]
     assert (told["recorded"], told["captured"]) == (250, 0)
     assert told["not_captured"] == list(names[:100])
+
+
+@pytest.mark.parametrize("run", ["direct", "intermediate"])
+def test_a_policy_of_which_nothing_is_judged_passes_nothing(lake: Lake, run: Any) -> None:
+    healthy_run(lake, 4)
+    checks: dict[str, Any] = {"route_agreement": {"chosen": True}}
+    if run == "intermediate":
+        checks = {"nonzero_loss": {}}
+    alone = gated(lake, Policy(checks=checks, max_steps=4, run=run))
+    assert [one.verdict for one in alone.checks] == ["not-judged"]
+    assert (alone.verdict, alone.certifies, alone.exit_code, alone.failing) == (
+        *("fail", False, 1),
+        (),
+    )
+    *_, line = verdict_lines(alone)
+    assert line.endswith("no check was judged")
+    beside = gated(lake, Policy(checks={"attempt": {}, **checks}, max_steps=4, run=run))
+    assert (beside.verdict, beside.certifies) == ("pass", False)
+    *_, line = verdict_lines(beside)
+    assert line.endswith(
+        "an intermediate run certifies nothing"
+        if run == "intermediate"
+        else "certifies nothing: route_agreement not judged"
+    )
+
+
+@pytest.mark.parametrize("patience", [1, 2, 3])
+def test_a_baseline_is_none_where_no_step_could_be_above(lake: Lake, patience: int) -> None:
+    loud = [0.0001, 0.0001, 0.0001, 0.4, 0.4]
+    healthy_run(lake, 5, abs_delta=loud)
+    stated = {"window": 3, "patience": patience}
+    verdict = gated(lake, Policy(checks={"mismatch_baseline": stated}))
+    assert verdict.verdict == "fail"
+    told = "5 steps were recorded, expected 3 and then 3 or more"
+    assert (verdict.checks[0].reason == told) is (patience == 3)

@@ -14,6 +14,8 @@ from tests.helpers.captures import record, sample
 from tests.helpers.gates import HEALTHY, RUN, TRACES, beat, end, healthy_run, reserve
 from tests.helpers.routed import EXPERTS, healthy
 from trajreplay import Lake
+from trajreplay.query.experts.sides import Generated
+from trajreplay.schema import ParallelCoordinates
 from trajreplay.stages.gate import CheckVerdict, GateVerdict, Policy, load_gate_policy
 
 LENGTHS = (7, 5, 6, 8)  # as of the traces, of one token of prompt each
@@ -251,4 +253,125 @@ def test_layers_that_are_not_the_samplers_are_not_compared(folder: Path) -> None
     assert "layer 4: [" in check.reason
     check = agreement(lake, stages=["prev-logprob"], at_least=0.0)
     assert check.verdict == "fail"
-    assert check.reason.endswith("layer 5 of old_experts none of the sampler's")
+    assert check.reason.endswith(
+        "layer 5 of old_experts none of the sampler's, layer 3 of the sampler's in no old_experts "
+        "of step 0:0"
+    )
+
+
+@pytest.mark.parametrize("in_step", [True, False])
+@pytest.mark.parametrize(
+    ("wrong", "check"),
+    [("zeros", "route.duplicate"), ("partly", "route.partial"), ("beyond", "route.range")],
+)
+def test_what_no_router_chooses_is_no_agreement(
+    folder: Path, wrong: str, check: str, in_step: bool
+) -> None:
+    """However alike both sides are."""
+    routes = [replayed(seed) for seed in range(STEPS)]
+    for values in routes[1].values():
+        values[2] = values[2].copy()
+        if wrong == "zeros":
+            values[2][:] = 0
+        elif wrong == "partly":
+            values[2][:, 1, 0] = -1
+        else:
+            values[2][3, 1, 0] = EXPERTS + 1
+    found = agreement(run_of(folder, routes, in_step=in_step), chosen=True)
+    assert found.verdict == "fail"
+    assert found.reason.startswith(f"{check}: step 1:0, sample s-2: ")
+
+
+def test_the_routes_of_lost_tokens_are_no_agreement(folder: Path) -> None:
+    sampler = [np.tile(np.arange(3, dtype=np.int8), (total, 4, 1)) for total in LENGTHS]
+    routes: Routes = {"rollout_experts": sampler, "old_experts": sampler, "experts": sampler}
+    found = agreement(run_of(folder, [routes]))
+    assert (found.verdict, found.reason.startswith("route.dummy: step 0:0")) == ("fail", True)
+
+
+def staged(folder: Path, numbers: Sequence[Any], sampled: Any = None) -> Lake:
+    """A step whose pipeline ranks captured the layers of these numbers, of eight."""
+    lake = new_lake(folder)
+    reserve(lake, 0)
+    beat(lake, 0, 1, HEALTHY)
+    sampler = healthy(LENGTHS, 8, 3, 1)
+    samples = [sample(row, total - 1) for row, total in enumerate(LENGTHS)]
+    place: dict[str, Any] = {"run_id": RUN, "rollout_id": 0, "stages": []}
+
+    def use(name: str, routes: Sequence[Any], mine: Any) -> Callable[[Any], None]:
+        def hand(capture: Any) -> None:
+            capture.samples(samples)
+            capture.routes(name, routes, layer_numbers=mine)
+
+        return hand
+
+    record(lake, use("rollout_experts", sampler, sampled), **place)
+    size = len(numbers)
+    for rank, mine in enumerate(numbers):
+        held = list(range(2)) if mine is None else list(mine)
+        record(
+            lake,
+            use("old_experts", [one[:, held] for one in sampler], mine),
+            **place,
+            step_id=0,
+            rank=rank,
+            expected_ranks=list(range(size)),
+            parallel=ParallelCoordinates(pipeline_rank=rank, pipeline_size=size),
+        )
+    return lake
+
+
+def test_every_layer_of_the_sampler_is_the_trainers_on_some_pipeline_rank(folder: Path) -> None:
+    whole = [[0, 1], [2, 3], [4, 5], [6, 7]]
+    check = agreement(staged(folder, whole, range(8)), stages=["prev-logprob"])
+    assert (check.verdict, check.value["agreement"]) == ("pass", 1.0), check.reason
+    lake = staged(folder, whole[2:], range(8))
+    check = agreement(lake, stages=["prev-logprob"])
+    told = "layer 0, 1, 2, 3 of the sampler's in no old_experts of step 0:0"
+    assert (check.verdict, check.reason) == ("fail", told)
+    check = agreement(lake, stages=["prev-logprob"], chosen=True)
+    assert (check.verdict, check.reason) == ("pass", told)
+
+
+@pytest.mark.parametrize("unnumbered", ["old_experts", "rollout_experts"])
+def test_layers_that_nobody_numbered_are_not_compared(folder: Path, unnumbered: str) -> None:
+    numbers = [None] if unnumbered == "old_experts" else [[3, 4]]
+    lake = staged(folder, numbers, range(8) if unnumbered == "old_experts" else None)
+    check = agreement(lake, stages=["prev-logprob"])
+    assert check.verdict == "fail"
+    assert f"layer_numbers of {unnumbered} are not recorded" in check.reason
+
+
+def test_a_capture_of_a_rollout_is_read_once_whatever_the_order_of_its_samples(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step takes its samples from several rollouts by turns."""
+    lake = new_lake(folder)
+    reserve(lake, 0)
+    routes = healthy([4] * 36, 2, 3, 5)
+    for rollout in range(6):
+
+        def of_rollout(capture: Any, rollout: int = rollout) -> None:
+            capture.samples([sample(row, 3) for row in range(6)])
+            capture.routes("rollout_experts", routes[6 * rollout : 6 * rollout + 6])
+
+        record(lake, of_rollout, run_id=RUN, rollout_id=rollout, stages=[])
+
+    def of_step(capture: Any) -> None:
+        order = [(rollout, row) for row in range(6) for rollout in range(6)]
+        capture.samples([sample(row, 3, source_rollout_id=rollout) for rollout, row in order])
+        capture.routes("experts", [routes[6 * rollout + row] for rollout, row in order])
+
+    record(lake, of_step, run_id=RUN, rollout_id=6, step_id=0, stages=[])
+    beat(lake, 0, 7, HEALTHY)
+    read: list[Any] = []
+    whole = Generated._read_sides
+
+    def counted(self: Generated, key: Any) -> list[Any]:
+        read.append(key)
+        return whole(self, key)
+
+    monkeypatch.setattr(Generated, "_read_sides", counted)
+    check = agreement(lake, stages=["train"])
+    assert (check.verdict, check.value["agreement"]) == ("pass", 1.0), check.reason
+    assert len(read) == len(set(read)) == 6

@@ -1,5 +1,7 @@
 """What a gate says of route traces: whose they are, of which steps, and what is missing."""
 
+import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,13 @@ from tests.helpers.gates import HEALTHY, RUN, TRACES, beat, end, reserve, trace_
 from tests.helpers.r3_traces import Layout, make_trace
 from trajreplay import Lake, QueryError
 from trajreplay.cli.gate import verdict_lines
-from trajreplay.schema.identity import ResumePoint
+from trajreplay.query.routes import RoutePolicy
+from trajreplay.schema.events import HEARTBEAT, dump_detail
+from trajreplay.schema.identity import ResumePoint, make_key
+from trajreplay.schema.lakefile import open_lake
 from trajreplay.stages.gate import CheckVerdict, GateVerdict, Policy, load_gate_policy
+from trajreplay.stages.gate.checks import CHECKS_BY_NAME
+from trajreplay.writer import Event, commit_events
 
 UNTIED = (
     "time alone says whose traces they are: its captures name no process of theirs, nor samples "
@@ -149,3 +156,65 @@ def test_a_contract_that_is_missing_is_one_of_those_that_are_named(lake: Lake) -
         "no contract is stated: legacy-async or transfer-queue, as checks.routes.contract, or "
         "--contract"
     )
+
+
+def of_two_steps(lake: Lake, attempt: int, rollouts: range, number: int) -> None:
+    """Heartbeats of rollouts that two optimizer steps consumed."""
+    for rollout in rollouts:
+        for step_id in range(2):
+            key = make_key(RUN, attempt, "events", rollout, step_id, 0)
+            detail = dump_detail(HEARTBEAT, {"step": number, **HEALTHY})
+            commit_events(open_lake(lake.path), key, [Event(HEARTBEAT, detail)])
+            number += 1
+
+
+def test_train_is_entered_once_a_step_and_prev_logprob_once_a_rollout(
+    lake: Lake, tmp_path: Path
+) -> None:
+    """Two rollouts of two steps each; both stages are traced up to their second pass."""
+    reserve(lake, 0)
+    of_two_steps(lake, 0, range(2), 1)
+    traces = str(make_trace(Layout(steps=2, queue=False)).write(tmp_path / "trace"))
+    check = checked(lake, traces=traces)
+    assert check.value["0"]["traced"] == {
+        "prev-logprob": ["0:0", "0:1", "1:0", "1:1"],
+        "train": ["0:0", "0:1"],
+    }
+    assert check.value["0"]["untraced"] == ["1:0", "1:1"]
+    assert checked(lake, traces=traces, traced_steps=2).verdict == "pass"
+    for wanted in (3, "all", ["1:0"]):
+        check = checked(lake, traces=traces, traced_steps=wanted)
+        assert (check.verdict, check.reason.startswith("of train ")) == ("fail", True)
+
+
+def test_passes_of_steps_that_a_later_attempt_replaced_count_for_none(
+    lake: Lake, tmp_path: Path
+) -> None:
+    """Attempt 0 traced three steps, of which the first alone stands; attempt 1 traced one."""
+    reserve(lake, 0, started_s=500.0)
+    reserve(lake, 1, ResumePoint(0, 1), started_s=5000.0)
+    for number in range(1, 4):
+        beat(lake, 0, number, HEALTHY)
+    for number in range(2, 5):
+        beat(lake, 1, number, HEALTHY)
+    folder = make_trace(Layout(steps=3, queue=False)).write(tmp_path / "trace")
+    later = make_trace(Layout(queue=False), seed=1)
+    for records in later.files.values():
+        for one in records:
+            one["time"] += 4000.0
+            one["pid"] += 500
+    for name, records in later.files.items():
+        (folder / f"later_{name}").write_text("".join(json.dumps(one) + "\n" for one in records))
+    check = checked(lake, 0, 1, traces=str(folder), traced_steps=2)
+    assert check.verdict == "pass", check.reason
+    assert check.value["0"]["traced"]["train"] == ["0:0"]
+    check = checked(lake, 0, 1, traces=str(folder), traced_steps=3)
+    assert check.reason.startswith("of prev-logprob 2 steps are traced, expected 3 or more")
+
+
+def test_a_policy_states_all_that_is_stated_of_routes(lake: Lake) -> None:
+    """Also events of other emitters, which are left out where they are named."""
+    parameters = {one.name for one in CHECKS_BY_NAME["routes"].parameters}
+    assert parameters == {one.name for one in fields(RoutePolicy)} | {"traces", "traced_steps"}
+    trained(lake, 1)
+    assert checked(lake, ignore=["router_replay_graph_consumer"]).verdict == "pass"
