@@ -20,6 +20,7 @@ from trajreplay.stages.plain_sums import ORDERS
 from trajreplay.stages.rewards import Processed, raw_rewards
 from trajreplay.stages.sample_losses import SampleLosses
 from trajreplay.stages.sparing import same
+from trajreplay.stages.variants import COMPUTED
 
 _WIDE = ("float32", "float64")
 _NARROW = ("bfloat16", "float16")
@@ -62,8 +63,10 @@ def evaluations(block: Block, stage: str) -> list[Evaluated]:
         stage: The stage.
 
     Returns:
-        Each arithmetic that can be had.
+        Each arithmetic that can be had; none of stages that are looked up and not computed.
     """
+    if stage not in COMPUTED:
+        return []
     used = (*block.cohorts[0].abilities[stage].reads, *block.cohorts[0].abilities[stage].writes)
     held = {block.dtypes.get(name, "float32") for name in used}
     found = []

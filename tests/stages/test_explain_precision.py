@@ -12,10 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.cohorts import Expected, Shares, rank_sums
+from tests.helpers.cohorts import ALL_COLUMNS, Expected, Shares, rank_sums
 from tests.helpers.scenes import WAY, drawn, halves, verdicts, write_whole
 from tests.helpers.trainer import STYLES, Sample, Trainer
 from trajreplay import Lake
+from trajreplay.schema.settings import with_changes
 from trajreplay.stages.explain import Explained
 
 PLAIN = replace(WAY, std=False)  # so that rewards keep their size
@@ -78,6 +79,9 @@ def test_what_rounding_explains_is_said_of_every_stage_that_it_is_of(
         assert one.tried == one.cohorts
         best = one.evaluated[0]
         assert (best.same == best.values) == one.text.endswith(ALONE), one.text
+        (wide,) = [each for each in one.evaluated if each.arithmetic == "float64"]
+        # What is nearest to a value is no further from another of its dtype than twice as far.
+        assert wide.max_error <= 2 * one.max_error
         result = next(each for each in found.report.cohorts[0].stages if each.stage == one.stage)
         assert one.max_error == result.max_abs_error
 
@@ -225,3 +229,23 @@ def test_an_error_beyond_every_rounding_is_none(
     assert verdicts(found.report)["loss.policy"] == "diverged"
     assert "loss.policy" not in {one.stage for one in found.rounded}
     assert any(one.stage == "loss.policy" for one in found.explanations)
+
+
+def test_a_stage_that_is_added_up_alone_is_given_no_arithmetic_of_another(tmp_path: Path) -> None:
+    """Raw rewards are sums of token rewards: their rounding is said, and nothing else is tried."""
+    samples = drawn(PLAIN, seed=4)
+    numbers = np.random.default_rng(4)
+    for one in samples:
+        values = numbers.normal(0.0, 3000.0, one.length).astype(np.float32)
+        values[-1] = 0.1 - values[:-1].sum()  # so that little but rounding is left of the sum
+        one.columns["token_rewards"] = torch.from_numpy(values)
+        one.raw_reward = float(np.add.accumulate(values[::-1], dtype=np.float32)[-1])
+    trainer = Trainer(PLAIN)
+    trainer.score(samples)
+    trainer.estimate(samples)
+    stated = with_changes(PLAIN.full, {"reward.source": "token"})
+    lake = Lake.create(tmp_path / "lake")
+    write_whole(lake, samples, PLAIN, settings=stated, columns=(*ALL_COLUMNS, "token_rewards"))
+    by_stage = {one.stage: one for one in lake.explain().rounded}
+    assert by_stage["reward.raw"].evaluated == ()
+    assert by_stage["reward.raw"].text.endswith("may explain it alone")
