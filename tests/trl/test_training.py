@@ -1,6 +1,7 @@
 """Real trainings of TRL on the CPU: captured, they replay, and their numbers are the same bits."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -14,7 +15,8 @@ import torch
 from tests.helpers.processes import ROOT, free_port
 from tests.helpers.trl_training import PLAIN, PROMPTS, known_fault, lacking, make_trainer, train
 from trajreplay import Lake
-from trajreplay.capture import CaptureWarning, Switches
+from trajreplay.capture import CaptureWarning, Selection, Switches
+from trajreplay.capture.outlet import Outlet
 from trajreplay.capture.triggers import Triggers
 from trajreplay.capture.trl import TrajReplayCallback, attach, hooks
 from trajreplay.capture.trl.generation import generation_of
@@ -161,6 +163,48 @@ def test_in_float32_and_its_own_order_a_loss_is_the_recorded_one_bit_for_bit(
         terms = -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
         found = _reduced(kind, terms * mask, mask) / PLAIN["gradient_accumulation_steps"]
         assert found.item() == loss["value"]
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["ended when done", "by the next one"])
+def test_ratios_are_told_with_the_step_whose_micro_batches_have_them(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_told: bool
+) -> None:
+    if not is_told:  # as where a step had fewer micro-batches than its trainer says
+        monkeypatch.setattr(hooks.Hooks, "end_step_if_done", lambda *_, **__: None)
+    told: dict[str, list[float]] = {}
+    check = Outlet.check
+
+    def seen(outlet: Outlet, step: str, scalars: Any) -> None:
+        told[step] = list(scalars["ratio"][0])
+        check(outlet, step, scalars)
+
+    monkeypatch.setattr(Outlet, "check", seen)
+    watching = switches(
+        tmp_path,
+        keep_last=2,
+        triggers=Triggers("ratio>1e6"),
+        selection=Selection(steps="0-99:0-99"),
+    )
+    train(model, tmp_path / "out", {"num_iterations": 2}, watching)
+    place = "rollout_id, step_id, micro_batch_id"
+    rows = Lake.open(tmp_path / "lake").sql(f"select * from steps order by {place}, row").arrow()
+    widths: dict[int, int] = {}
+    for one in rows.to_pylist():
+        before = widths.get(one["rollout_id"], 0)
+        widths[one["rollout_id"]] = max(before, one["response_length"])
+    moved: dict[str, dict[str, list[float]]] = {}
+    for one in rows.to_pylist():
+        step = moved.setdefault(f"step {one['rollout_id']}:{one['step_id']}", {})
+        mine = step.setdefault(one["micro_batch_id"], [])
+        tokens = zip(one["log_probs"], one["old_log_probs"], strict=True)
+        mine += [new - old for new, old in tokens]
+        mine += [0.0] * (one["response_length"] < widths[one["rollout_id"]])  # a padding has 1
+    assert told.keys() == moved.keys()
+    assert len(told) == PLAIN["max_steps"]
+    for name, step in moved.items():
+        expected = [math.exp(end) for mine in step.values() for end in (max(mine), min(mine))]
+        assert told[name] == pytest.approx(expected, rel=1e-6)
+    assert any(abs(one - 1.0) > 1e-3 for values in told.values() for one in values)
 
 
 def _reduced(kind: str, terms: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
