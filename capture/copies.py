@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,11 +24,13 @@ from trajreplay.capture.forms import (
 )
 from trajreplay.capture.slots import Slot, Slots
 from trajreplay.capture.values import kept
+from trajreplay.schema.errors import CaptureError
 
 if TYPE_CHECKING:
     import torch
 
 
+LEAST_BYTES = 1 << 20
 _LISTS = frozenset({list, tuple})
 
 
@@ -36,13 +39,14 @@ class Copier:
 
     Args:
         slots: Where the memory comes from.
+        limit_bytes: Most that the copies may take; `LEAST_BYTES` always may.
 
     Attributes:
         held_bytes: Memory that the copies take.
     """
 
-    def __init__(self, slots: Slots) -> None:
-        self._slots = slots
+    def __init__(self, slots: Slots, limit_bytes: int = sys.maxsize) -> None:
+        self._slots, self._limit_bytes = slots, max(limit_bytes, LEAST_BYTES)
         self._taken: list[Slot] = []
         self.held_bytes = 0
 
@@ -116,7 +120,7 @@ class Copier:
             tensors = [one.detach() for one in tensors]
         found = []
         for dtype, all_of_them, at in _layout((*map(dtype_of, tensors),), shape):
-            slot = self._keep(self._slots.take(dtype, all_of_them))
+            slot = self._take(dtype, all_of_them)
             torch.cat([tensors[one] for one in at], out=slot.held)
             found.append(Together(slot.held, [names[one] for one in at], [lengths] * len(at)))
         return found
@@ -133,7 +137,7 @@ class Copier:
         """
         import torch
 
-        slot = self._keep(self._slots.take(dtype, (sum(map(sum, members.values())),)))
+        slot = self._take(dtype, (sum(map(sum, members.values())),))
         with torch.no_grad():
             torch.cat([one for name in members for one in columns[name]], out=slot.held)
         return Together(slot.held, [*members], [*members.values()])
@@ -176,6 +180,7 @@ class Copier:
             values = [kept(one) for one in values]
             if not NUMBERS.issuperset(map(type, values)):  # a text, or one that a device still has
                 raise no_numbers(values)
+        self._check_room(8 * len(values))
         self.held_bytes += 8 * len(values)
         return values
 
@@ -189,6 +194,7 @@ class Copier:
 
     def _whole(self, values: Any) -> Any:
         if not is_torch(values):
+            self._check_room(getattr(values, "nbytes", 0))
             array = np.array(values)
             if array.dtype.kind in "OSU":
                 raise no_numbers(values)
@@ -219,21 +225,37 @@ class Copier:
         first = values[0]
         if not first.is_cpu and first.is_cuda:
             refuse_in_a_graph()
+            self._check_room(first.dtype.itemsize * math.prod(shape))
             slot = self._slots.take(first.dtype, shape, pinned=True)
             filled = self._slots.device.copy(
                 _parts(slot.held, values), lambda: self._slots.give_back([slot])
             )
-            slot = slot._replace(filled=filled)
-        else:
-            slot = self._slots.take(first.dtype, shape)
-            _copy(slot.held, values if first.is_cpu else [one.cpu() for one in values])
-        self._keep(slot)
+            return self._keep(slot._replace(filled=filled)).held
+        slot = self._take(first.dtype, shape)
+        _copy(slot.held, values if first.is_cpu else [one.cpu() for one in values])
         return slot.held
+
+    def _take(self, dtype: torch.dtype, shape: tuple[int, ...]) -> Slot:
+        self._check_room(dtype.itemsize * math.prod(shape))
+        return self._keep(self._slots.take(dtype, shape))
 
     def _keep(self, slot: Slot) -> Slot:
         self.held_bytes += slot.size_bytes
         self._taken.append(slot)
         return slot
+
+    def _check_room(self, more: int) -> None:
+        """Refuse a copy before its memory is taken, where that would be too much.
+
+        Raises:
+            CaptureError: It would.
+        """
+        if self.held_bytes + more > self._limit_bytes:
+            raise CaptureError(
+                f"the copies of one capture take {self.held_bytes} bytes, {more} more would exceed "
+                f"{self._limit_bytes}",
+                hint="Raise TRAJREPLAY_CAPTURE_QUEUE_BYTES, or RING_BYTES where steps are held.",
+            )
 
 
 @functools.lru_cache(maxsize=256)

@@ -98,7 +98,7 @@ class Opened(Losses):
             rollout_id,
             step_id,
             options,
-            Copier(self._outlet.slots),
+            Copier(self._outlet.slots, self._outlet.limit_bytes(fate)),
             held=fate == "held",
             routing=self._routing,
         )

@@ -87,6 +87,10 @@ class Outlet:
             return "written"
         return "held" if held or self._switches.keep_last else "none"
 
+    def limit_bytes(self, fate: Fate) -> int:
+        """Most that the copies of one capture may take while it is recorded."""
+        return self._switches.ring_bytes if fate == "held" else self._switches.queue_bytes
+
     def take(self, pending: Pending) -> None:
         """Take over a capture that is ended."""
         place = {"rollout_id": pending.rollout_id, "step_id": pending.step_id}

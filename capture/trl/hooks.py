@@ -1,4 +1,4 @@
-"""Four methods of one trainer, wrapped: what it generates, scores and computes is recorded."""
+"""Five methods of one trainer, wrapped: what it generates, scores and computes is recorded."""
 
 from __future__ import annotations
 

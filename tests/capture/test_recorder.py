@@ -25,7 +25,7 @@ from tests.helpers.recorded import (
 )
 from tests.helpers.scenes import WAY, drawn
 from tests.helpers.trainer import Sample, Trainer
-from trajreplay import CaptureError, Lake, SampleRecord, capture
+from trajreplay import CaptureError, Lake, RecomputeConfig, SampleRecord, capture
 from trajreplay.capture import CaptureWarning, Recorder
 from trajreplay.capture.copies import Copier
 from trajreplay.capture.pending import Pending
@@ -469,3 +469,45 @@ def test_text_and_lists_of_records_count_as_memory() -> None:
     pending.append([SampleRecord("t", 1, 2, [1], prompt="p" * 50_000, weight_versions=spans)], {})
     assert before > 80_000
     assert pending.held_bytes - before > 50_000 + 100 * 1000
+
+
+@settings(max_examples=10)  # each makes a lake
+@given(
+    form=st.sampled_from(["padded", "list", "array", "numbers"]),
+    calls=st.integers(1, 6),
+    held=st.booleans(),
+)
+def test_the_capture_that_is_open_takes_no_more_memory_than_may_wait(
+    form: str, calls: int, held: bool
+) -> None:
+    limit, width = 2 << 20, 1 << 16
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        lake = Lake.create(f"{folder}/lake")
+        bounds: dict[str, Any] = {"ring_bytes": limit, "keep_last": 2} if held else {}
+        switches = switched(lake, strict=False, **{"queue_bytes": limit, **bounds})
+        recorder = capture.enable(switches, settings=RecomputeConfig(), step_stages=["sample"])
+        values = torch.zeros(2, width)
+        forms: dict[str, Any] = {
+            "padded": values,
+            "list": list(values),
+            "array": values.numpy(),
+            "numbers": [[0.0] * width] * 2,
+        }
+        recorder.begin_step(0, 0)
+        for number in range(calls):
+            samples = [SampleRecord(f"{number}-{at}", width, width, ()) for at in range(2)]
+            mask = torch.ones(2, width, dtype=torch.uint8)
+            recorder.record_policy_loss(
+                number, samples, {}, forms[form], columns={"loss_mask": mask}
+            )
+            pending = recorder._open["step"]  # type: ignore[attr-defined]
+            assert pending.copier.held_bytes <= limit + (limit >> 2)  # slots are of a few sizes
+        recorder.end_step()
+        recorder.promote("a-test")
+        assert recorder.close()
+        taken = calls * 2 * width * ({"numbers": 8}.get(form, 4) + 1)
+        (entry,) = captured(lake)
+        assert entry.status == ("dropped" if taken > limit else "complete")
+        assert bool(told) == (taken > limit)
+        assert taken <= limit or "more would exceed" in entry.reason
