@@ -22,6 +22,8 @@ from trajreplay.stages.gate.policy import Policy, checked
 from trajreplay.stages.gate.verdict import CheckVerdict, in_order
 from trajreplay.stages.report import CohortReport
 
+_OF_CAPTURES = ("captures", "replay")  # judged of the capture set alone, without its step's values
+
 
 @dataclass
 class CohortGate:
@@ -45,6 +47,7 @@ class CohortGate:
         checked(self.policy, "the policy")
         self._checks = [one for one in CHECKS if one.name in self.policy.checks and one.of]
         self._reads = sources(self.policy, self._checks)
+        self._of_values = any(one.name not in _OF_CAPTURES for one in self._checks)
         if not self._checks:
             able = ", ".join(one.name for one in CHECKS if one.of)
             raise QueryError(
@@ -131,7 +134,7 @@ class CohortGate:
         return first
 
     def _gathered(self, catalog: Catalog, cohort: Cohort) -> Evidence:
-        if not self._reads or cohort.step_id is None:
+        if not self._of_values or cohort.step_id is None:
             return Evidence(catalog, cohort.run_id, (cohort.attempt,), only=cohort)
         found = gather(catalog, cohort.run_id, [cohort.attempt], only=cohort, reads=self._reads)
         self._history[cohort] = next(iter(found.steps.values()), {})

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 
 from trajreplay.query.experts import RouteProblem
 from trajreplay.query.experts.replayed import TRAINER_OF, Replayed, ReplayedReading
 from trajreplay.query.routes.policy import STAGES
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import TrajReplayError
-from trajreplay.schema.identity import DROPPED
+from trajreplay.schema.identity import DROPPED, CaptureKey
 from trajreplay.stages.gate.check import Judged, Parameters
 from trajreplay.stages.gate.evidence import Evidence
 from trajreplay.stages.gate.heartbeats import Values
@@ -179,11 +180,22 @@ def _names(policy: Policy) -> tuple[str, ...]:
 
 
 def _entries(found: Evidence) -> Iterator[Entry]:
-    """The captures of the attempts; the other pipeline stages' too, which hold other layers."""
-    for key in found.captures():
+    """The captures of the attempts; the other pipeline stages' too, which hold other layers.
+
+    Of a single step those of its rollout, too: what replays may be captured there.
+    """
+    keys = chain(found.captures(), _of_rollout(found))
+    for key in keys:
         if key.kind != "events" and key.part != DROPPED:
             with suppress(TrajReplayError):  # what cannot be read is told by `attempt`
                 yield found.catalog.entry(key)
+
+
+def _of_rollout(found: Evidence) -> Iterator[CaptureKey]:
+    """The captures of the rollout of the one step that is judged."""
+    if found.only is None or found.only.step_id is None:
+        return
+    yield from found.catalog.by_cohort.get(found.only._replace(step_id=None), ())
 
 
 def _told(place: Place) -> str:
