@@ -6,12 +6,14 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
+
+from trajreplay.cli.sentinel import Sentinel
 
 # Those that end a program unless it handles them, and that others send it: the last two are what
 # schedulers warn a job with.
@@ -74,28 +76,46 @@ def check_runnable(name: str) -> None:
 def run_command(command: Sequence[str], environment: Mapping[str, str]) -> Ended:
     """Run a command with more in its environment, and wait until it has ended.
 
-    Signals that would end this program are passed on to it instead.
+    Signals that would end this program are passed on to it instead, each once: one that came to
+    the whole process group has reached it already.
     """
-    try:
-        process = subprocess.Popen(command, env={**os.environ, **environment})
-    except OSError as error:  # its interpreter is not there, or it is no program at all
-        click.echo(f"Error: {command[0]}: {error.strerror}", err=True)
-        return Ended(NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_RUN)
-    with _passed_on(process):
+    with _passing_on() as started:
+        try:
+            process = subprocess.Popen(command, env={**os.environ, **environment})
+        except OSError as error:  # its interpreter is not there, or it is no program at all
+            click.echo(f"Error: {command[0]}: {error.strerror}", err=True)
+            return Ended(NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_RUN)
+        started(process)
         code = process.wait()
     return Ended(None, -code) if code < 0 else Ended(code)
 
 
 @contextmanager
-def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Pass signals on to the process; a terminal sends Ctrl-C to both, which is no harm."""
+def _passing_on() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
+    """Pass signals on to a process, from before it is there on.
+
+    Yields:
+        What is called with the process once it has started.
+    """
+    sentinel = Sentinel(_FORWARDED)
+    early: list[int] = []
+    running: list[subprocess.Popen[bytes]] = []
 
     def forward(number: int, _: object) -> None:
-        process.send_signal(number)
+        if not running:
+            early.append(number)
+        elif not sentinel.heard(number):
+            running[0].send_signal(number)
+
+    def started(process: subprocess.Popen[bytes]) -> None:
+        running.append(process)
+        for number in early:  # it may not have been there when the group got them
+            process.send_signal(number)
 
     before = {one: signal.signal(one, forward) for one in _FORWARDED}
     try:
-        yield
+        yield started
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
+        sentinel.close()
