@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from trajreplay.stages.plan import replay
 from trajreplay.stages.report import CohortReport
 
 WAIT = 3
+_SHORT_S = 2.0  # how long reports may wait for others that are made with them
 _FORMAT = 1
 _MOST_BYTES = 256 << 20
 
@@ -58,11 +61,12 @@ class Watch:
         self._looks: dict[Cohort, int] = {}
         self._shown: set[Cohort] = set()
 
-    def poll(self) -> list[CohortReport]:
+    def poll(self) -> Iterator[CohortReport]:
         """Look once: the reports of cohorts that became whole, or can never be, in order.
 
         A step waits for the rollouts it consumed from: as long as anything of those is there until
-        they are final, else `wait` looks.
+        they are final, else `wait` looks. Reports are made as they are asked for, of a few
+        rollouts at a time.
 
         Raises:
             DatasetError: The lake cannot be listed.
@@ -70,12 +74,30 @@ class Watch:
         catalog = self._catalog = Catalog.open(self.store)
         self._shown = set()
         if not self._has_begun(catalog):
-            return []
+            return iter(())
         sets = capture_sets(catalog, lineages(catalog, self.run, self.attempt))
         self._shown = set(sets)
         unseen = [cohort for cohort in sets if cohort not in self.seen]
         ready = {cohort for cohort in unseen if self._is_ready(catalog, sets, cohort)}
         self.pending = len(unseen) - len(ready)
+        return self._replayed(catalog, ready)
+
+    def _replayed(self, catalog: Catalog, ready: set[Cohort]) -> Iterator[CohortReport]:
+        """The reports, of as many rollouts at a time as take a short while."""
+        for run in sorted({one.run_id for one in ready}):
+            of_run = [one for one in ready if one.run_id == run]
+            rollouts = sorted({one.rollout_id for one in of_run})
+            size = 1
+            while rollouts:
+                piece, rollouts = set(rollouts[:size]), rollouts[size:]
+                began = time.monotonic()
+                reports = self._reports(catalog, [x for x in of_run if x.rollout_id in piece])
+                took = time.monotonic() - began
+                yield from reports
+                size = size * 2 if took < _SHORT_S else max(1, size // 2)
+
+    def _reports(self, catalog: Catalog, ready: list[Cohort]) -> list[CohortReport]:
+        """The reports of some cohorts of a run, in order."""
         found: dict[Cohort, CohortReport] = {}
         for selection in self._selections(ready):
             for one in replay(catalog, selection).cohorts:
@@ -119,11 +141,9 @@ class Watch:
         looks = self._looks[cohort] = self._looks.get(cohort, 0) + absent
         return not absent or looks > self.wait
 
-    def _selections(self, ready: set[Cohort]) -> list[Selection]:
+    def _selections(self, ready: list[Cohort]) -> Iterator[Selection]:
         """A selection a rollout, since one of a rollout has its steps too; else of the steps."""
-        runs = sorted({(one.run_id, one.attempt) for one in ready})
-        found = []
-        for run, attempt in runs:
+        for run, attempt in sorted({(one.run_id, one.attempt) for one in ready}):
             of = [one for one in ready if (one.run_id, one.attempt) == (run, attempt)]
             rollouts = sorted(one.rollout_id for one in of if one.step_id is None)
             steps = sorted(
@@ -132,10 +152,9 @@ class Watch:
                 if one.step_id is not None and one.rollout_id not in rollouts
             )
             if rollouts:
-                found.append(self._selection(run, rollouts=tuple(rollouts)))
+                yield self._selection(run, rollouts=tuple(rollouts))
             if steps:
-                found.append(self._selection(run, steps=tuple(steps)))
-        return found
+                yield self._selection(run, steps=tuple(steps))
 
     def _selection(self, run: str, **what: Any) -> Selection:
         return Selection(run=run, attempt=self.attempt, **what)

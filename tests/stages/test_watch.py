@@ -1,10 +1,12 @@
 """A lake followed while it is written: each cohort once, when it is whole, and never twice."""
 
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.captures import record
+from tests.helpers.captures import entries_of, record
+from tests.helpers.mutate import data_file
 from tests.helpers.small_lakes import rollout
 from trajreplay import Lake, QueryError, RecomputeConfig
 from trajreplay.query.catalog import Cohort
@@ -17,7 +19,7 @@ def lake(tmp_path: Path) -> Lake:
 
 
 def poll(watch: Watch) -> list[tuple[int, int | None, str]]:
-    found = watch.poll()
+    found = list(watch.poll())
     for one in found:
         watch.done(one)
     return [(one.rollout_id, one.step_id, one.verdict) for one in found]
@@ -47,8 +49,25 @@ def test_a_cohort_waits_for_all_its_ranks(lake: Lake) -> None:
 def test_what_was_not_handed_on_is_reported_again(lake: Lake) -> None:
     rollout(lake, 0)
     watch = lake.watch()
-    assert len(watch.poll()) == 1
+    assert len(list(watch.poll())) == 1
     assert poll(watch) == [(0, None, "pass")]
+
+
+def test_a_report_does_not_wait_for_those_of_later_rollouts(lake: Lake) -> None:
+    for rollout_id in range(12):
+        rollout(lake, rollout_id)
+        rollout(lake, rollout_id, step_id=0)
+    whole = poll(lake.watch())
+    assert whole == [(one, step, "pass") for one in range(12) for step in (None, 0)]
+    coming = lake.watch().poll()
+    assert [(one.rollout_id, one.step_id) for one in islice(coming, 2)] == [(0, None), (0, 0)]
+    entries = [one for one in entries_of(lake) if one.key.rollout_id == 11]
+    for entry in entries:
+        data_file(lake, entry.key).unlink()
+    verdicts = {(one.rollout_id, one.step_id): one.verdict for one in coming}
+    assert verdicts.pop((11, None)) == "refused", "it was not read before"
+    assert verdicts.pop((11, 0)) == "refused"
+    assert set(verdicts.values()) == {"pass"}
 
 
 def test_ranks_that_contradict_each_other_are_refused_and_not_waited_for(lake: Lake) -> None:
