@@ -45,7 +45,7 @@ def test_what_is_not_decided_is_said_on_stderr_and_facts_decide_it(config: Path)
     facts = ("--fact", "processes=1", "--fact", "dataset_size=9000")
     outcome = run("preflight", config, "--framework", "trl@1.16", *fixed, *facts)
     assert (outcome.code, outcome.err) == (0, "")
-    assert outcome.out == "ok: 6 rules of trl 1.16: nothing found\n"
+    assert outcome.out == "ok: 7 rules of trl 1.16: nothing found\n"
 
 
 def test_a_setting_that_does_not_tell_is_said_on_stderr_with_its_value(config: Path) -> None:
