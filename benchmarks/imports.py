@@ -40,7 +40,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="trajreplay-bench-") as scratch:
         if chosen.memory_of is not None:
             import_into(Path(scratch) / "lake", chosen.memory_of)
-            print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+            uses = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+            print(max(resource.getrusage(use).ru_maxrss for use in uses))
             return
         bundles, tree = write_bundles(chosen.data or Path(scratch))
         cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
@@ -80,7 +81,7 @@ def read_row(bundles: Path, tree: Path, compare: Compare) -> Paired:
 def import_row(
     bundles: Path, tree: Path, name: Callable[[], Path], compare: Compare, cores: set[int]
 ) -> Paired:
-    """Every bundle read, verified and committed into a new lake, on all cores: it writes behind."""
+    """Every bundle read, verified and committed into a new lake, on all cores."""
 
     def ours() -> None:
         with on_cores(cores):
@@ -120,7 +121,7 @@ def memory_row(bundles: Path) -> Paired:
 
 
 def memory_of(path: Path) -> float:
-    """Bytes that a process of its own takes at most to import what is at a path."""
+    """Bytes that one process takes at most, of those that import what is at a path."""
     command = [sys.executable, "-m", "benchmarks.imports", "--memory-of", str(path)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return float(done.stdout) * 1024
