@@ -207,7 +207,9 @@ class Crew:
 
 def _setup(store: Store, importer: Importer, options: ImportOptions) -> Any:
     """What a worker has to know; None where it could not do as the import does."""
-    if type(store) is not LocalStore or importer.kind not in BUILT_IN or not sys.executable:
+    if type(store) is not LocalStore or importer.kind not in BUILT_IN:
+        return None
+    if not sys.executable or hasattr(sys, "frozen"):  # a program that is no Python
         return None
     if importer is not importer_of(importer.kind):
         return None

@@ -16,10 +16,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO, NoReturn
 
+from trajreplay.capture.importers.publishing import discard
 from trajreplay.capture.importers.registry import ImportOptions, importer_of
 from trajreplay.capture.importers.wire import packed, receive, send
-from trajreplay.capture.importers.writing import written_sources
+from trajreplay.capture.importers.writing import Written, written_sources
 from trajreplay.schema.localstore import LocalStore
+from trajreplay.schema.store import Store
 
 
 def main() -> None:
@@ -47,9 +49,21 @@ def serve(tasks: BinaryIO, answers: BinaryIO) -> None:
         for written in written_sources(
             store, importer, paths, options, lambda: send(answers, {"is": "begun"})
         ):
-            message, content = packed(written)
-            send(answers, {"is": "written", **message}, content)
+            _hand_over(store, answers, written)
         send(answers, {"is": "done"})
+
+
+def _hand_over(store: Store, answers: BinaryIO, written: Written) -> None:
+    """Leave written sources to the import, whole or not at all."""
+    message, content = packed(written)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        send(answers, {"is": "written", **message}, content)
+    except OSError:  # the import is gone
+        discard(store, written)
+        raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
 
 def _end(_number: int, _frame: FrameType | None) -> NoReturn:

@@ -4,7 +4,9 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -223,6 +225,54 @@ def test_an_import_that_is_interrupted_ends_its_workers_and_leaves_nothing_unfin
     assert clean(tmp_path / "lake")
     assert lake.validate(deep=True).ok or not named_by(tmp_path / "lake")
     import_files(store, RELAX, [bundles])
+    assert facts(tmp_path / "lake") == alone.facts
+
+
+_IMPORT = """
+import sys
+from pathlib import Path
+from trajreplay import Lake
+from trajreplay.capture.importers import batches, crew
+
+class Said(crew.Crew):
+    def start(self):
+        super().start()
+        while not self.is_free and self._workers[0].process.poll() is None:
+            self.listen(wait=True)
+    def give(self, batch):
+        super().give(batch)
+        print(*(one.process.pid for one in self._workers), flush=True)
+
+crew.WORTH_S, crew._cores, batches.Crew = 0.0, lambda: 2, Said
+Lake.open(sys.argv[1]).import_files("relax-bundle", Path(sys.argv[2]))
+"""
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there that is none that ended and was not waited for."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="no /proc")
+def test_workers_end_with_an_import_that_is_killed(
+    bundles: Path, alone: Alone, tmp_path: Path
+) -> None:
+    lake = Lake.create(tmp_path / "lake")
+    command = [sys.executable, "-c", _IMPORT, lake.path, str(bundles)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    told = process.stdout.readline().split()
+    process.kill()
+    process.communicate()
+    assert told, "no worker was given anything"
+    ends = time.monotonic() + 60
+    while any(map(is_running, map(int, told))) and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert not any(map(is_running, map(int, told)))
+    import_files(LocalStore(lake.path), RELAX, [bundles])
     assert facts(tmp_path / "lake") == alone.facts
 
 
