@@ -48,7 +48,9 @@ class Handoff:
         if self.pending is None:  # given up before, for a reason of its own, or events
             return self
         self.release()
-        return replace(self, pending=None, reason=reason)
+        samples = self.pending.samples
+        lost = f"; of it {samples} samples are lost" if samples else ""
+        return replace(self, pending=None, reason=f"{reason}{lost}")
 
     def release(self) -> None:
         """Let go of its memory; nothing of it is written any more."""

@@ -105,6 +105,11 @@ class Pending:
         return self.copier.held_bytes + self._record_bytes
 
     @property
+    def samples(self) -> int:
+        """How many samples were recorded of it."""
+        return sum(len(part.samples.records) for part in self._parts)
+
+    @property
     def sources(self) -> set[int]:
         """Rollouts that its samples come from."""
         given = {one.source_rollout_id for part in self._parts for one in part.samples.records}

@@ -13,6 +13,7 @@ from trajreplay.capture.selection import Selection
 from trajreplay.capture.switch_texts import READERS, flag
 from trajreplay.capture.switch_texts import attempt as read_attempt
 from trajreplay.capture.triggers import Triggers
+from trajreplay.schema.attempt import job_in
 from trajreplay.schema.errors import SchemaError, listed, shown
 from trajreplay.schema.identity import check_id
 from trajreplay.schema.policy import Redaction
@@ -35,7 +36,6 @@ _KINDS: Mapping[str, type] = {
     "spool": str,
 }
 _LONGEST_S = 1e9
-_JOBS = {"SLURM_JOB_ID": "slurm", "LSB_JOBID": "lsf", "PBS_JOBID": "pbs"}
 
 
 @dataclass(frozen=True)
@@ -186,9 +186,9 @@ def _run_id(given: Mapping[str, str], problems: list[str], default: str) -> str:
     if run_id := given.get(RUN_ID):
         _read(RUN_ID, run_id, lambda text: check_id("run_id", text), problems)
         return run_id
-    for variable, scheduler in _JOBS.items():
-        if job := given.get(variable):
-            return f"{scheduler}-{job}"
+    scheduler, job = job_in(given)
+    if job:
+        return f"{scheduler}-{job}"
     if default:
         return default
     problems.append(f"{RUN_ID} is not set, and no scheduler's job is known to name the run after")

@@ -12,6 +12,20 @@ from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.identity import ResumePoint
 from trajreplay.schema.layout import run_of_attempt
 
+_SCHEDULERS = {"slurm": "SLURM_JOB_ID", "lsf": "LSB_JOBID", "pbs": "PBS_JOBID"}
+
+
+def job_in(environ: Mapping[str, str]) -> tuple[str, str]:
+    """The batch system and the job that an environment names; empty where it names none.
+
+    >>> job_in({"SLURM_JOB_ID": "77"}), job_in({})
+    (('slurm', '77'), ('', ''))
+    """
+    for scheduler, variable in _SCHEDULERS.items():
+        if job := environ.get(variable):
+            return scheduler, job
+    return "", ""
+
 
 @dataclass(frozen=True)
 class AttemptRecord:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import unicodedata
 
-from trajreplay.schema.attempt import AttemptRecord, dump_attempt, load_attempt
+from trajreplay.schema.attempt import AttemptRecord, dump_attempt, job_in, load_attempt
 from trajreplay.schema.canonical import MAX_BYTES
 from trajreplay.schema.errors import CaptureError, SchemaError
 from trajreplay.schema.identity import ResumePoint, check_count, check_id
 from trajreplay.schema.layout import ATTEMPTS, attempt_path, run_of_attempt
 from trajreplay.schema.store import Store, now_us
 
-_SCHEDULERS = {"slurm": "SLURM_JOB_ID", "lsf": "LSB_JOBID", "pbs": "PBS_JOBID"}
 _RESTARTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 
 
@@ -34,7 +33,9 @@ def reserve_attempt(
     path = attempt_path(run_id, attempt)
     if not store.exists(path):
         _refuse_twin(store, run_id)
-        record = AttemptRecord(run_id, attempt, now_us(), resumed_from, *_job(), _restarts())
+        record = AttemptRecord(
+            run_id, attempt, now_us(), resumed_from, *job_in(os.environ), _restarts()
+        )
         if store.publish_if_absent(path, dump_attempt(record)):
             return record
     record = load_attempt(store.read(path, MAX_BYTES), path)
@@ -73,7 +74,7 @@ def reserve_next_attempt(
         resumed = ResumePoint(before, resume_rollout_id)
     while True:
         _check_resume(attempt, resumed)
-        record = AttemptRecord(run_id, attempt, now_us(), resumed, *_job(), _restarts())
+        record = AttemptRecord(run_id, attempt, now_us(), resumed, *job_in(os.environ), _restarts())
         if store.publish_if_absent(attempt_path(run_id, attempt), dump_attempt(record)):
             return record
         attempt += 1  # another job of the run was faster
@@ -140,14 +141,6 @@ def _refuse_twin(store: Store, run_id: str) -> None:
 
 def _folded(text: str) -> str:
     return unicodedata.normalize("NFC", text.casefold())
-
-
-def _job() -> tuple[str, str]:
-    """The batch system and the job that this process runs in, as far as they say."""
-    for scheduler, variable in _SCHEDULERS.items():
-        if job := os.environ.get(variable):
-            return scheduler, job
-    return "", ""
 
 
 def _restarts() -> dict[str, int]:

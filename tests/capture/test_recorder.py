@@ -235,7 +235,7 @@ def test_an_exception_of_the_training_drops_the_capture_and_goes_on(lake: Lake) 
     with pytest.raises(ZeroDivisionError):
         train()
     recorder.close()
-    assert reasons(lake) == ["the step ended with ZeroDivisionError"]
+    assert reasons(lake) == ["the step ended with ZeroDivisionError; of it 8 samples are lost"]
 
 
 def test_what_is_open_at_the_end_is_noted_as_dropped(lake: Lake) -> None:
@@ -243,7 +243,7 @@ def test_what_is_open_at_the_end_is_noted_as_dropped(lake: Lake) -> None:
     recorder.begin_step(0, 0)
     micro_batch(recorder, 0, drawn())
     recorder.close()
-    assert reasons(lake) == ["recording was closed before it ended"]
+    assert reasons(lake) == ["recording was closed before it ended; of it 8 samples are lost"]
 
 
 def test_a_rank_without_rows_is_captured(lake: Lake) -> None:
