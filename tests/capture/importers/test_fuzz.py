@@ -8,7 +8,7 @@ import resource
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
@@ -71,7 +71,7 @@ def contents(value: Any) -> Any:
         return type(value).__name__, [contents(getattr(value, name)) for name in names]
     if isinstance(value, dict):
         return [(name, contents(one)) for name, one in value.items()]
-    if isinstance(value, list | tuple):
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [contents(one) for one in value]
     return repr(value)
 
