@@ -11,7 +11,7 @@ from trajreplay.stages.kernels.segments import check_shapes
 from trajreplay.stages.kernels.sets import TokenSets
 
 LEVELS = {"token": "token", "sequence": "sum", "geometric": "mean"}
-ACTIONS = ("truncate", "zero", "reject")
+ACTIONS = ("truncate", "zero")
 NORMS = ("token", "sequence")
 
 # verl, rollout_corr_helper: a mean weight of not more than this is not divided by.
@@ -19,10 +19,9 @@ SMALLEST_MEAN = 1e-8
 
 
 class BoundedWeights(NamedTuple):
-    """The weight of each token, whether it is kept, and which bound it passed."""
+    """The weight of each token, and which bound it passed."""
 
     weight: Tensor
-    keep: Tensor
     below: Tensor
     above: Tensor
 
@@ -95,18 +94,17 @@ def bound_weights(
 
         inside = low <= c <= high      c: the criterion, or the weight itself
         truncate: clamp(w, low, high) where not inside      zero: 0 where not inside
-        reject: w everywhere, and keep = inside
 
     Args:
         weights: (N,) float. As `importance_weights` gives them. Dimensionless.
         low: Lowest value kept; None for none. Dimensionless.
         high: Highest value kept; None for none. Dimensionless.
-        action: `truncate`, `zero` or `reject`.
+        action: `truncate` or `zero`.
         criterion: (N,) float. What is compared with the bounds; None for the weights.
 
     Returns:
-        Four (N,) tensors: weight in the dtype of `weights`; keep, bool, all true unless the action
-        is `reject`; below and above, bool, whose means are the fractions that trainers report.
+        Three (N,) tensors: weight in the dtype of `weights`; below and above, bool, whose means are
+        the fractions that trainers report.
 
     Raises:
         StageError: The inputs differ in length, the action is none of these, or there is no bound
@@ -119,8 +117,7 @@ def bound_weights(
         `token_mask`). TRL's default `sequence_mask` zeroes samples whose summed weight is over 3.
         NeMo-RL and OpenRLHF `seq-mask-tis` zero by the geometric mean and keep the raw token
         weights: give that as the criterion. MIS in slime truncates (0 to high), truncates to both
-        bounds (`clip`), or rejects: the weights stay, and keep is for the numerator only, the
-        denominators staying those of the loss mask; verl's rejection shrinks them too. A criterion
+        bounds (`clip`), or rejects, where the weights stay: that is `divergence_keep`. A criterion
         that is NaN is outside and passes neither bound.
 
     Source:
@@ -136,14 +133,8 @@ def bound_weights(
     below = torch.zeros_like(judged, dtype=torch.bool) if low is None else judged < low
     above = torch.zeros_like(judged, dtype=torch.bool) if high is None else judged > high
     inside = ~(below | above | torch.isnan(judged))
-    keep = torch.ones_like(inside)
-    if action == "truncate":
-        weight = torch.where(inside, weights, weights.clamp(low, high))
-    elif action == "zero":
-        weight = torch.where(inside, weights, 0.0)
-    else:
-        weight, keep = weights.clone(), inside
-    return BoundedWeights(weight, keep, below, above)
+    outside = weights.clamp(low, high) if action == "truncate" else torch.zeros_like(weights)
+    return BoundedWeights(torch.where(inside, weights, outside), below, above)
 
 
 def normalised_weights(

@@ -98,7 +98,6 @@ def discounted_returns(
     *,
     gamma: Tensor | float = 1.0,
     masking: str = "through",
-    zero_masked: bool = False,
 ) -> Tensor:
     """Sum the rewards from each token to the end of its sample.
 
@@ -114,7 +113,6 @@ def discounted_returns(
         offsets: (S+1,) int64. Where each sample begins, and N.
         gamma: What one token discounts; a number or (S,) float. Dimensionless.
         masking: `through`, `reset`, `carry` or `multiply`.
-        zero_masked: Whether masked tokens get 0 in the end; with `reset` and `carry` they do.
 
     Returns:
         (N,) in the dtype of `rewards` if that is floating, else float64. Unit of `rewards`.
@@ -123,11 +121,11 @@ def discounted_returns(
         StageError: The inputs differ in length, or there is no such rule.
 
     Conventions:
-        Runs in float64. REINFORCE++ goes `through` masked tokens in slime, and in Relax with masked
-        tokens 0 in the end; verl resets, so that tokens before a tool's output get no later
-        reward, and carries since 0.9; OpenRLHF multiplies. ReMax and OTB multiply with a gamma of
-        1. What a masked token holds has no effect but with `through`, NaN included. NaN and
-        infinity reach every token before them.
+        Runs in float64. Masked tokens get 0 in the end with `reset` and `carry`. REINFORCE++ goes
+        `through` masked tokens in slime, and in Relax, which makes them 0 afterwards; verl resets,
+        so that tokens before a tool's output get no later reward, and carries since 0.9; OpenRLHF
+        multiplies. ReMax and OTB multiply with a gamma of 1. What a masked token holds has no
+        effect but with `through`, NaN included. NaN and infinity reach every token before them.
 
     Source:
         Hu 2025, REINFORCE++, arXiv:2501.03262.
@@ -145,7 +143,7 @@ def discounted_returns(
     unmasked = loss_mask != 0
     counted, decay = return_decay(loss_mask, offsets, gamma=gamma, masking=masking)
     result = linear_scan(torch.where(counted, rewards.double(), 0.0), decay, offsets)
-    if zero_masked or masking in ("reset", "carry"):
+    if masking in ("reset", "carry"):
         result = torch.where(unmasked, result, 0.0)
     return in_dtype_of(rewards, result)
 

@@ -30,7 +30,6 @@ def whiten(
     epsilon: float = 1e-8,
     one_pass: bool = False,
     short: str = "raise",
-    zero_masked: bool = False,
 ) -> Tensor:
     """Centre tokens on the mean of those that count, and divide by their deviation.
 
@@ -54,7 +53,6 @@ def whiten(
         short: What a set of ddof counted tokens or fewer, or of none, does: `raise`, `biased` (one
             token divides by n, none still raises), `keep` (v is 1, and none keeps its values) or
             `nan`.
-        zero_masked: Whether masked tokens get 0; otherwise what the equation gives.
 
     Returns:
         (N,) in the dtype of `values` if that is floating, else float64. Dimensionless, or the unit
@@ -77,7 +75,8 @@ def whiten(
         REINFORCE++ 0 with `floored`. slime and Relax take one pass, short `biased`; Relax's
         REINFORCE++ is `floored` with ddof 0. So is OpenRLHF, or only centred. AReaL is `std` with
         1e-5, short `keep`, its b of the batch or a group, left out or none, and v of either. Masked
-        tokens get 0 in TRL, AReaL, NeMo-RL's GAE and Relax's REINFORCE++, and in verl but for GAE.
+        tokens get what the equation gives; TRL, AReaL, NeMo-RL's GAE, Relax's REINFORCE++, and verl
+        but for GAE, make them 0 afterwards.
         A set is a data-parallel group with context parallelism in slime and without it in Relax, a
         chunk as it comes in NeMo-RL's SingleController, elsewhere the batch.
 
@@ -88,8 +87,8 @@ def whiten(
     >>> values, mask = torch.tensor([0.5, -0.5, 1.0, 2.0, 7.0]), torch.tensor([1, 1, 1, 1, 0])
     >>> whiten(values, mask)
     tensor([-0.2402, -1.2010,  0.2402,  1.2010,  6.0048])
-    >>> whiten(values, mask, ddof=0, form="floored", zero_masked=True)
-    tensor([-0.2774, -1.3868,  0.2774,  1.3868,  0.0000])
+    >>> whiten(values, mask, ddof=0, form="floored")[:4]
+    tensor([-0.2774, -1.3868,  0.2774,  1.3868])
     """
     kernel = "whiten"
     check_shapes(kernel, values=(values, "N"), loss_mask=(loss_mask, "N"))
@@ -128,8 +127,6 @@ def whiten(
         centred = centred / divisor_of(variance, epsilon, form)[sets.member]
     if short == "nan":
         centred = torch.where(count[sets.member] == 0.0, torch.nan, centred)
-    if zero_masked:
-        centred = torch.where(unmasked, centred, 0.0)
     if short == "keep":
         centred = torch.where(count[sets.member] == 0.0, x, centred)
     return in_dtype_of(values, centred)

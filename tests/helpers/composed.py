@@ -196,7 +196,6 @@ class ComposedTrainer(RewardTrainer):
             ddof=settings.whiten_ddof,
             epsilon=settings.whiten_epsilon,
             short=settings.whiten_short,
-            zero_masked=False,
         )
         rows, start = [], 0
         for row in advantages:

@@ -196,7 +196,7 @@ class LossRows:
                 epsilon=epsilon,
             )
         bounded = [
-            reference_means.bound_weight(w, c, low=low, high=high, action=action)[0]
+            reference_means.bound_weight(w, c, low=low, high=high, action=action)
             for w, c in zip(raw, judged, strict=True)
         ]
         if loss.correction_norm != "none":

@@ -50,10 +50,5 @@ class Float32Trainer(ComposedTrainer):
 
     def _whitened(self, advantages: Rows) -> Rows:
         own = self.settings.advantage
-        self.whiten = partial(_whiten, one_pass=own.whiten_one_pass)
+        self.whiten = partial(float32_statistics.whiten, one_pass=own.whiten_one_pass)
         return super()._whitened(advantages)
-
-
-def _whiten(*columns: list[float], zero_masked: bool, **options: object) -> list[float]:
-    assert not zero_masked
-    return float32_statistics.whiten(*columns, **options)  # type: ignore[arg-type]

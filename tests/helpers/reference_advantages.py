@@ -281,7 +281,6 @@ def discounted_returns(
     *,
     gamma: Sequence[float],
     masking: str,
-    zero_masked: bool = False,
 ) -> list[list[float]]:
     """Sum the rewards of every sample from its end."""
     result = []
@@ -294,8 +293,6 @@ def discounted_returns(
                 row[t] = carried = discount * carried
             elif masking == "reset":
                 carried = 0.0
-            if zero_masked and not mask[t]:
-                row[t] = 0.0
         result.append(row)
     return result
 
@@ -340,13 +337,12 @@ def whiten(
     ddof: int,
     epsilon: float,
     short: str,
-    zero_masked: bool,
 ) -> list[float]:
     """Whiten the tokens of every set; `short` is `biased`, `keep` or `nan`."""
     with_ = set_index if centre_index is None else centre_index
     levels = [_level(values, loss_mask, with_, at, centre) for at in range(len(values))]
     result = []
-    for value, m, own, level in zip(values, loss_mask, set_index, levels, strict=True):
+    for value, own, level in zip(values, set_index, levels, strict=True):
         counted = [
             other - its_level
             for other, its, index, its_level in zip(
@@ -356,9 +352,6 @@ def whiten(
         ]
         if not counted and short == "keep":
             result.append(value)
-            continue
-        if zero_masked and not m:
-            result.append(0.0)
             continue
         if not counted:
             result.append(math.nan)

@@ -28,14 +28,11 @@ def held(weight: float, undefined: float) -> float:
     return weight if abs(weight) <= 3.4028234663852886e38 else undefined
 
 
-def bound_weight(
-    weight: float, criterion: float, *, low: float, high: float, action: str
-) -> tuple[float, bool]:
-    """Bound one weight by what it is judged by: the weight, and whether the token is kept."""
-    inside = low <= criterion <= high
-    if inside or action == "reject":
-        return weight, inside or action != "reject"
-    return (0.0 if action == "zero" else clamped(weight, low, high)), True
+def bound_weight(weight: float, criterion: float, *, low: float, high: float, action: str) -> float:
+    """Bound one weight by what it is judged by."""
+    if low <= criterion <= high:
+        return weight
+    return 0.0 if action == "zero" else clamped(weight, low, high)
 
 
 def normalised(

@@ -92,7 +92,8 @@ def whitened(batch: Batch, tokens: Tensor, *, zero_masked: bool = True) -> Tenso
     trained = tokens[batch.flat_mask > 0]
     assume(len(trained) > 1)
     assume(float(trained.double().std()) > LEAST_DEVIATION)
-    return whiten(tokens, batch.flat_mask, zero_masked=zero_masked)
+    found = whiten(tokens, batch.flat_mask)
+    return torch.where(batch.flat_mask > 0, found, 0.0) if zero_masked else found
 
 
 def gae(batch: Batch) -> Tensor:

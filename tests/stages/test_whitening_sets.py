@@ -63,7 +63,6 @@ class ShardedTrainer(ComposedTrainer):
             ddof=own.whiten_ddof,
             epsilon=own.whiten_epsilon,
             short=own.whiten_short,
-            zero_masked=False,
         )
         left = iter(flat)
         return [[next(left) for _ in row] for row in advantages]

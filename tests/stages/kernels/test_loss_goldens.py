@@ -106,10 +106,8 @@ def test_weights_that_are_truncated_while_tokens_are_rejected() -> None:
     truncated = bound_weights(weights, low=0.0, high=1.2).weight
     expected = [1.10517097, 0.951229393, 1.2, 1.05127108, 0.670319974]
     assert truncated[:5].tolist() == pytest.approx(expected, rel=3e-7)
-    kept = bound_weights(weights, low=0.7, high=1.3, action="reject").keep
+    kept = divergence_keep(LOG_WEIGHTS, MASK, OFFSETS, low=0.7, high=1.3).keep
     assert (kept & MASK.bool()).tolist() == [True, True, False, True, False, False]
-    same = divergence_keep(LOG_WEIGHTS, MASK, OFFSETS, low=0.7, high=1.3).keep
-    assert same.equal(kept)
     assert veto(LOG_WEIGHTS, MASK, OFFSETS, threshold=0.7).tolist() == [True] * 3 + [False] * 3
 
 

@@ -78,7 +78,7 @@ def over_tokens(batch: Batch) -> tuple[Tensor, ...]:
         *sapo_loss(ratio, advantages),
         *dppo_loss(new, rollout, advantages),
         *kl_cov_loss(new, ratio, advantages, *rest, fraction=0.2, index=batch.index, size=SETS),
-        *bound_weights(weights, low=0.5, high=2.0, action="reject"),
+        *bound_weights(weights, low=0.5, high=2.0, action="zero"),
         normalised_weights(weights, *rest, index=batch.index, size=SETS),
         normalised_weights(weights, *rest, level="sequence", index=batch.index, size=SETS),
         *divergence_keep(d, *rest, metric="k3", statistic="max", high=0.1),

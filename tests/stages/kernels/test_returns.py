@@ -95,9 +95,9 @@ def test_rewards_less_their_kl_equal_a_loop(
         assert paid.tolist() == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
-@given(ROWS, VALUES, FACTORS, st.sampled_from(RETURN_RULES), st.booleans())
+@given(ROWS, VALUES, FACTORS, st.sampled_from(RETURN_RULES))
 def test_returns_equal_a_loop(
-    rows: Packed, pool: list[float], factors: list[float], masking: str, zero_masked: bool
+    rows: Packed, pool: list[float], factors: list[float], masking: str
 ) -> None:
     rewards, gamma = rows.tensor(pool), per_sample(rows, factors)
     returns = discounted_returns(
@@ -106,14 +106,12 @@ def test_returns_equal_a_loop(
         rows.offsets,
         gamma=torch.tensor(gamma, dtype=torch.float64),
         masking=masking,
-        zero_masked=zero_masked,
     )
     expected = references.discounted_returns(
         rows_of(rewards.tolist(), rows.lengths),
         rows_of(rows.loss_mask, rows.lengths),
         gamma=gamma,
         masking=masking,
-        zero_masked=zero_masked,
     )
     assert returns.tolist() == pytest.approx(flat(expected), rel=1e-12, abs=1e-12)
 
