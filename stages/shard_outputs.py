@@ -94,12 +94,13 @@ def _joined(values: list[Output], entry: Entry, whole: pa.Table, *, dynamic: boo
     alike = len(set(stated)) == 1
     if first.values is not None or first.reduction == "sum":
         return _summed(values) if alike else None
-    aggregation = aggregation_of(entry.settings, first.stage, first.field).aggregation
-    by_tokens = aggregation == "token-mean"
+    loss = aggregation_of(entry.settings, first.stage, first.field)
+    by_tokens = loss.aggregation == "token-mean"
     known = [one for one in stated if one is not None]
     if len(known) < len(stated):
         return _summed(values) if alike and not dynamic and not by_tokens else None
-    trained = _trained(first, whole) if by_tokens else None
+    least = 1 if loss.token_count == "at-least-one" else 0
+    trained = _trained(first, whole, least) if by_tokens else None
     # Equal ones are of all where they are nearer to what all trained than their sum is.
     own = trained is not None and abs(sum(known) - trained) < abs(known[0] - trained)
     if not alike or own:
@@ -107,14 +108,18 @@ def _joined(values: list[Output], entry: Entry, whole: pa.Table, *, dynamic: boo
     return _summed(saying)
 
 
-def _trained(output: Output, whole: pa.Table) -> int | None:
-    """The trained tokens that a scalar is over, where they are known."""
+def _trained(output: Output, whole: pa.Table, least: int) -> int | None:
+    """The trained tokens that a scalar is over, of each sample at least so many, where known."""
     if "loss_mask" not in whole.column_names:
         return None
     masks = whole["loss_mask"]
     if output.scope == "micro_batch":
         masks = masks.filter(pc.equal(whole["micro_batch_id"], output.micro_batch_id))
-    return int(np.count_nonzero(masks.combine_chunks().flatten().to_numpy()))
+    trained = np.count_nonzero(masks.combine_chunks().flatten().to_numpy())
+    if not least:
+        return int(trained)
+    counts = (np.count_nonzero(one) for one in masks.to_pylist())
+    return int(sum(max(one, least) for one in counts))
 
 
 def _note_unstated(output: Output, report: CohortReport | None) -> None:

@@ -367,3 +367,56 @@ def test_a_likelihood_over_whole_samples_is_refused_of_shards(lake: Lake) -> Non
     found = the_stage(the_cohort(lake.replay()), "loss.policy")
     assert (found.verdict, found.capability) == ("refused", "unsupported")
     assert "loss.nll_coef" in found.message
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+@pytest.mark.parametrize("stated", ["of all", "of its own"])
+@pytest.mark.parametrize("empty", [0, 1, 3])
+def test_a_mean_over_tokens_whose_empty_samples_count_as_one_is_put_together(
+    lake: Lake, empty: int, stated: str, wrong: bool
+) -> None:
+    """The token count of slime, over every sample as if each had a token."""
+    means = {"loss.aggregation": "token-mean", "loss.batch_reduction": "mean"}
+    told = replace(with_changes(PLAIN, means | {"loss.token_count": "at-least-one"}), layout=ZIGZAG)
+    trained = with_changes(told, {"loss.token_count": "trained"}) if wrong else told
+    samples = _samples(3)
+    for one in samples[:empty]:
+        one.mask = [0] * len(one.mask)
+    trainer = ComposedTrainer(trained, {0: samples})
+    trainer.score()
+    trainer.estimate()
+    least = 0 if wrong else 1
+    whole = sum(max(sum(one.mask), least) for one in samples)
+    shares, expected, counts = {}, {}, []
+    for rank in range(2):
+        held = _held(samples, ZIGZAG, rank, 2)
+        own = sum(
+            max(sum(one.mask[t] for t in mine), least)
+            for one, mine in zip(samples, held, strict=True)
+        )
+        counts.append(own)
+        divisor = whole if stated == "of all" else own
+        values: dict[str, float] = {}
+        for row, mine in enumerate(held):
+            for name, tokens in trainer.policy_terms(row).items():
+                part = sum(trainer.summed[row][t] * tokens[t] for t in mine)
+                values[name] = values.get(name, 0.0) + part / divisor
+        meaning = {"scope": "rank", "reduction": "mean", "denominator": divisor}
+        expected[rank] = [Expected(values, meaning)]
+        shares[rank] = [_part(one, mine) for one, mine in zip(samples, held, strict=True)]
+    capture(
+        lake,
+        shares,
+        WAY,
+        step_id=0,
+        stages=["sample", "loss.policy"],
+        columns=COLUMNS,
+        settings=told,
+        expected=expected,
+        parallel={r: ParallelCoordinates(context_rank=r, context_size=2) for r in range(2)},
+        versions={"log_probs": CURRENT},
+    )
+    found = the_stage(the_cohort(lake.replay()), "loss.policy")
+    exact = sum(max(sum(one.mask), 1) for one in samples)
+    right = (whole if stated == "of all" else sum(counts)) == exact
+    assert found.verdict in (("pass", "precision") if right else ("unverified",)), found.message
