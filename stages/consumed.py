@@ -57,6 +57,8 @@ class Consumed:
                         )
                     except DatasetError:  # what is damaged is refused where it is replayed
                         continue
+        if len(parts) == 1:
+            return parts[0]
         whole = pa.concat_tables([part.cast(parts[0].schema) for part in parts])
         return whole.group_by(list(_NAMES)).aggregate([])
 

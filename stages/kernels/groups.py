@@ -7,6 +7,8 @@ from torch import Tensor
 
 from trajreplay.stages.kernels.segments import check_shapes
 
+_SPARSE = 4  # how many more numbers than samples may be counted
+
 
 @dataclass(frozen=True)
 class Groups:
@@ -47,6 +49,14 @@ def groups_of(group_index: Tensor) -> Groups:
     >>> groups_of(torch.tensor([9, 7, 9])).size
     tensor([1., 2.], dtype=torch.float64)
     """
+    if group_index.numel():
+        least, most = (int(one) for one in group_index.aminmax())
+        if most - least < _SPARSE * group_index.numel():  # counted, and not sorted
+            places = group_index - least
+            counts = torch.bincount(places)
+            there = counts > 0
+            numbers = there.cumsum(0) - 1
+            return Groups(numbers[places], counts[there].double())
     _, member, size = torch.unique(group_index, return_inverse=True, return_counts=True)
     return Groups(member, size.double())
 

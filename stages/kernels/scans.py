@@ -59,14 +59,13 @@ def linear_scan(
     state = state[longest_first]
     if len(widths) * lengths.numel() <= _PADDING * terms.numel() and bool((decay == 1.0).all()):
         return _running_sums(terms.double(), state, order, widths)
-    steps = []
-    xs = torch.split_with_sizes(terms.double()[order], widths)
+    found = terms.double()[order]  # a copy, in which each step takes the place of its terms
+    steps = torch.split_with_sizes(found, widths)
     rates = torch.split_with_sizes(decay.double()[order], widths)
-    for x, a in zip(xs, rates, strict=True):
-        state = torch.addcmul(x, a, state[: x.numel()])
-        steps.append(state)
-    result = torch.empty_like(terms, dtype=torch.float64)
-    result[order] = torch.cat(steps)
+    for count, step, rate in zip(widths, steps, rates, strict=True):
+        state = step.addcmul_(rate, state if count == state.numel() else state[:count])
+    result = torch.empty_like(found)
+    result[order] = found
     return result
 
 

@@ -33,6 +33,14 @@ def test_groups_are_numbered_in_any_order_and_counted() -> None:
     assert groups.least(values).tolist() == [5.0, 1.0]
 
 
+@given(st.lists(st.integers(-5, 5) | st.integers(-(2**62), 2**62)))
+def test_groups_are_numbered_alike_however_far_their_numbers_lie_apart(index: list[int]) -> None:
+    found = groups_of(torch.tensor(index, dtype=torch.int64))
+    names = sorted(set(index))
+    assert found.member.tolist() == [names.index(one) for one in index]
+    assert found.size.tolist() == [index.count(one) for one in names]
+
+
 def test_rewards_that_only_round_alike_are_not_constant() -> None:
     rewards = torch.tensor([0.3, 0.3 + 1e-12], dtype=torch.float64)
     index = torch.zeros(2, dtype=torch.int64)
