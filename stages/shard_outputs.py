@@ -118,8 +118,8 @@ def _trained(output: Output, whole: pa.Table, least: int) -> int | None:
     trained = np.count_nonzero(masks.combine_chunks().flatten().to_numpy())
     if not least:
         return int(trained)
-    counts = (np.count_nonzero(one) for one in masks.to_pylist())
-    return int(sum(max(one, least) for one in counts))
+    counts = [int(np.count_nonzero(one)) for one in masks.to_pylist()]
+    return sum(max(one, least) for one in counts)
 
 
 def _note_unstated(output: Output, report: CohortReport | None) -> None:

@@ -54,11 +54,12 @@ def linear_scan(
         state = initial.double()
     if not terms.numel():
         return terms.double()
+    padded = int(lengths.max()) * lengths.numel()
+    if padded <= _PADDING * terms.numel() and bool((decay == 1.0).all()):
+        return _running_sums(terms.double(), state, offsets, reverse)
     longest_first = lengths.argsort(descending=True, stable=True)
     order, widths = _by_step(offsets, longest_first, reverse)
     state = state[longest_first]
-    if len(widths) * lengths.numel() <= _PADDING * terms.numel() and bool((decay == 1.0).all()):
-        return _running_sums(terms.double(), state, order, widths)
     found = terms.double()[order]  # a copy, in which each step takes the place of its terms
     steps = torch.split_with_sizes(found, widths)
     rates = torch.split_with_sizes(decay.double()[order], widths)
@@ -69,21 +70,22 @@ def linear_scan(
     return result
 
 
-def _running_sums(terms: Tensor, state: Tensor, order: Tensor, widths: list[int]) -> Tensor:
-    """The scan without decay: samples side by side, a column each, added up step by step."""
-    counts = torch.tensor(widths, device=terms.device)
-    place = torch.arange(terms.numel(), device=terms.device)
-    place -= (counts.cumsum(0) - counts).repeat_interleave(counts)
-    place += (torch.arange(len(widths), device=terms.device) * state.numel()).repeat_interleave(
-        counts
-    )
-    table = torch.zeros(len(widths) * state.numel(), dtype=torch.float64, device=terms.device)
-    table[place] = terms[order]
-    table = table.reshape(len(widths), state.numel())
-    table[0] += state
-    result = torch.empty_like(terms)
-    result[order] = table.cumsum(0).reshape(-1)[place]
-    return result
+def _running_sums(terms: Tensor, state: Tensor, offsets: Tensor, reverse: bool) -> Tensor:
+    """The scan without decay: samples side by side, a row each, added up step by step."""
+    sample = sample_of(offsets)
+    longest = int(offsets.diff().max())
+    place = sample * longest + _steps(offsets, sample, reverse)
+    table = torch.zeros(state.numel() * longest, dtype=torch.float64, device=terms.device)
+    table[place] = terms
+    table = table.reshape(state.numel(), longest)
+    table[:, 0] += state
+    return table.cumsum(1).reshape(-1)[place]
+
+
+def _steps(offsets: Tensor, sample: Tensor, reverse: bool) -> Tensor:
+    """(N,) int64. How many tokens of its sample come before each token in a scan."""
+    token = torch.arange(sample.numel(), device=offsets.device)
+    return offsets[1:][sample] - 1 - token if reverse else token - offsets[:-1][sample]
 
 
 def sample_of(offsets: Tensor) -> Tensor:
@@ -140,8 +142,8 @@ def per_token(kernel: str, name: str, value: Tensor | float, offsets: Tensor) ->
 def _by_step(offsets: Tensor, longest_first: Tensor, reverse: bool) -> tuple[Tensor, list[int]]:
     """Order the tokens by step, then by sample from the longest; count the samples of each step."""
     sample = sample_of(offsets)
+    step = _steps(offsets, sample, reverse)
     token = torch.arange(sample.numel(), device=offsets.device)
-    step = offsets[1:][sample] - 1 - token if reverse else token - offsets[:-1][sample]
     rank = torch.empty_like(longest_first)
     rank[longest_first] = torch.arange(rank.numel(), device=offsets.device)
     widths = torch.bincount(step)
