@@ -97,7 +97,6 @@ def _passing_on() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
     Yields:
         What is called with the process once it has started.
     """
-    sentinel = Sentinel(_FORWARDED)
     early: list[int] = []
     running: list[subprocess.Popen[bytes]] = []
 
@@ -114,8 +113,11 @@ def _passing_on() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
 
     before = {one: signal.signal(one, forward) for one in _FORWARDED}
     try:
-        yield started
+        sentinel = Sentinel(_FORWARDED)
+        try:
+            yield started
+        finally:
+            sentinel.close()
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
-        sentinel.close()
