@@ -47,6 +47,14 @@ class HeldTokens:
         held[self.tokens(row)] = True
         return held
 
+    def positions(self, row: int) -> Any:
+        """(T,) bool. Where in the sequence the choices are made that predict those tokens."""
+        total, response = int(self._cut.total[row]), int(self._cut.response[row])
+        found = np.zeros(total, bool)
+        places = self.tokens(row) + total - response - 1
+        found[places[places >= 0]] = True
+        return found
+
     def spread(self, name: str, values: Any, row: int) -> Any:
         """Values at the tokens that a row holds, and 0 at the others.
 

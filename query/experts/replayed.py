@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from trajreplay.query.catalog import Catalog
 from trajreplay.query.experts.captured import RoutedRows, expert_columns, routed_rows
 from trajreplay.query.experts.checks import RouteProblem, route_problems
+from trajreplay.query.experts.held import HeldTokens
 from trajreplay.query.experts.sides import Generated, SamplePlace, Side
+from trajreplay.query.mismatch.shards import is_cut
 from trajreplay.query.reading import read_columns
 from trajreplay.query.row_identity import SHARD, shards_of
 from trajreplay.schema.entry import Entry
@@ -60,7 +63,7 @@ class Replayed:
             getattr(self, name).update(getattr(other, name))
         self.first = self.first or other.first
 
-    def hold(self, place: str, total: int, mine: Side, theirs: Side) -> None:
+    def hold(self, place: str, total: int, mine: Side, theirs: Side, own: Any = None) -> None:
         """Compare one sample.
 
         A replay hands routes on whatever weights sampled them, and of prompts too, so that every
@@ -71,6 +74,8 @@ class Replayed:
             total: Tokens of the sample.
             mine: What the trainer has of it.
             theirs: What the sampler has.
+            own: (T,) bool. The positions that this rank computed, where it holds a shard; at the
+                others it may have no route.
 
         Raises:
             DatasetError: They are of other numbers of experts a token, or of layers that nobody
@@ -93,7 +98,8 @@ class Replayed:
         known = (left[:, :, :1] >= 0).all(2) & (right[:, :, :1] >= 0).all(2)
         differs = (left != right).any(2) & known
         self.rows += int(known.sum())
-        self.fallback += int(known.size - known.sum())
+        lacks = ~known if own is None else ~known & own[:count, None]
+        self.fallback += int(lacks.sum())
         self.differing += int(differs.sum())
         if not self.first and differs.any():
             token, layer = divmod(int(differs.argmax()), differs.shape[1])
@@ -163,6 +169,7 @@ class ReplayedReading:
     ) -> Iterator[RoutedRows]:
         """The pieces of a capture, each compared before it is handed on."""
         places: list[SamplePlace | None] | None = None
+        held = HeldTokens(self._catalog.store, entry) if is_cut([entry]) else None
         for piece in routed_rows(self._catalog.store, entry, (*found, SAMPLER)):
             own = piece.choices.get(SAMPLER)
             rows = range(len(piece.sample_ids))
@@ -173,11 +180,12 @@ class ReplayedReading:
             # Captures of rollouts are read whole: samples of one come one after another.
             for row in sorted(rows, key=lambda row: _order(there.get(row))):
                 theirs = self._theirs(piece, row, there.get(row))
+                own_tokens = None if held is None else held.positions(piece.start + row)
                 for name, one in found.items():
                     choices = piece.choices[name].of(row)
                     mine = Side(choices, piece.layer_numbers, None, piece.numbered)
                     told = f"{place}, sample {piece.sample_ids[row]}"
-                    one.hold(told, int(piece.total[row]), mine, theirs)
+                    one.hold(told, int(piece.total[row]), mine, theirs, own_tokens)
             yield piece
 
     def _theirs(self, piece: RoutedRows, row: int, place: SamplePlace | None) -> Side:

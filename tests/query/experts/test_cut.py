@@ -16,6 +16,7 @@ from tests.helpers.routed import EXPERTS, healthy
 from trajreplay import DatasetError, Lake
 from trajreplay.query import Selection
 from trajreplay.query.experts import route_agreement
+from trajreplay.query.experts.replayed import Replayed, ReplayedReading
 
 LAYERS, TOP_K = 2, 3
 
@@ -139,3 +140,35 @@ def test_every_shard_is_selected_and_as_long_as_its_tokens(tmp_path: Path) -> No
     write_cut(lake, step, more=both)
     with pytest.raises(DatasetError, match=r"the shards \(rank, size\) \[\(0, 2\)\] are there"):
         agreement(lake, selection=Selection(where="rank = 0"))
+
+
+@given(step=cut_steps(), seed=st.integers(0, 99))
+def test_a_token_that_another_rank_computed_is_not_left_to_the_own_router(
+    tmp_path_factory: Any, step: dict[str, Any], seed: int
+) -> None:
+    """Each rank has the routes of its shard alone; one that lacks its own is counted."""
+    sampler, _ = routes_of(step, seed)
+    lacking = own(step, 0, sampler)
+    found = {}
+    for name in ("whole", "lost"):
+        lake = Lake.create(tmp_path_factory.mktemp("cut") / name)
+
+        def routes(capture: Any, rank: int, name: str = name) -> None:
+            capture.routes("rollout_experts", sampler)
+            mine = own(step, rank, sampler)
+            if name == "lost" and not rank:
+                mine = [np.full_like(one, -1) for one in mine]
+            capture.routes("old_experts", mine)
+
+        write_cut(lake, step, more=routes)
+        catalog = catalog_of(lake)
+        reading = ReplayedReading(catalog, ["old_experts"])
+        total = Replayed("old_experts")
+        for keys in catalog.by_cohort.values():
+            for key in keys:
+                for one in reading.of(catalog.entry(key), "step 0:0")[0]:
+                    total.take(one)
+        found[name] = total
+    lost = sum(int((one[:-1, :, 0] >= 0).sum()) for one in lacking)
+    assert (found["whole"].fallback, found["lost"].fallback) == (0, lost)
+    assert (found["whole"].differing, found["whole"].rows - found["lost"].rows) == (0, lost)
