@@ -9,7 +9,7 @@ from trajreplay.schema.errors import StageError
 from trajreplay.schema.identity import ParallelCoordinates
 from trajreplay.schema.settings import SECTIONS, Settings
 from trajreplay.schema.settings.knobs import kinds
-from trajreplay.stages.capability import advantages, losses, rewards, v2
+from trajreplay.stages.capability import advantages, means, rewards, v2
 from trajreplay.stages.capability.ability import LOG_PROB_SOURCES, Ability
 from trajreplay.stages.reuse import find_kernel
 
@@ -96,13 +96,13 @@ def _of_losses(stage: str, settings: Settings) -> Iterator[str]:
         yield "loss.nll_coef is stated; a kernel gives a policy loss without a likelihood"
     if loss.fragments == "shared":
         yield "loss.fragments are 'shared'; what a kernel gives is averaged sample by sample"
-    names = ("mean_over", *(f"{term}_mean_over" for term in losses.own_terms(loss)))
+    names = ("mean_over", *(f"{term}_mean_over" for term in means.own_terms(loss)))
     over = {f"loss.{name}": getattr(loss, name) for name in names}
     over["value.mean_over"] = settings.value.mean_over
     for name, value in over.items():
         if value not in ("scope", "same"):
             yield f"{name} is {value!r}; what a kernel gives is averaged over its whole scope"
-    yield from losses.mean_contradictions(loss)
+    yield from means.mean_contradictions(loss)
 
 
 def _needs(

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from trajreplay.schema.settings import Settings
-from trajreplay.stages.capability.losses import (
-    means_over_micro_batches,
-    means_over_samples,
-    reads_old,
-)
+from trajreplay.stages.capability.losses import reads_old
+from trajreplay.stages.capability.means import means_over_micro_batches, means_over_samples
 from trajreplay.stages.capability.read_where import Read
 
 # Surrogates that are bounded by eps_clip and eps_clip_high.
