@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
 
-from trajreplay.capture.reasons import reason_of
+from trajreplay.capture.reasons import warn
 from trajreplay.capture.recorder import Recorder
 
 Level = Literal["rollout", "step"]
@@ -26,7 +26,7 @@ def guarded(method: Callable[..., None]) -> Callable[..., None]:
         try:
             method(self, *args, **kwargs)
         except Exception as error:  # noqa: BLE001 - a training never fails for its recorder
-            self.failed(method.__name__, error)
+            self.kept(method.__name__, error)
 
     return call
 
@@ -49,7 +49,16 @@ class Guarded(Recorder):
         """Give up what was being recorded, and warn once; raise where that is asked for."""
         raise NotImplementedError
 
-    def interrupted(self, level: Level, reason: str) -> None:
+    def kept(self, where: str, error: Exception) -> None:
+        """As `failed`; what goes wrong while that is noted does not reach the trainer either."""
+        try:
+            self.failed(where, error)
+        except Exception as other:
+            if other is error:  # raised because that is asked for
+                raise
+            warn(f"{where}: {type(error).__name__}; to note it: {type(other).__name__}")
+
+    def interrupted(self, level: Level, error: BaseException) -> None:
         """Give up what is open, since an exception ends the block of a rollout or step."""
         raise NotImplementedError
 
@@ -59,7 +68,7 @@ class Guarded(Recorder):
         try:
             yield
         except Exception as error:  # noqa: BLE001 - as of a guarded method
-            self.failed(where, error)
+            self.kept(where, error)
 
     def rollout(self, rollout_id: int, **options: Any) -> AbstractContextManager[None]:
         """As of `Recorder`."""
@@ -91,6 +100,4 @@ class _Block:
         if error is None:
             self._end()
         else:
-            self._recorder.interrupted(
-                self._level, f"the {self._level} ended with {reason_of(error)}"
-            )
+            self._recorder.interrupted(self._level, error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -111,6 +112,7 @@ class Heartbeats:
         self._first = 0, 0  # the step that what waits is named after
         self._since = time.monotonic()
         self._steps = 0
+        self._lock = threading.Lock()  # a signal that ends the program flushes in another thread
 
     def add(self, beat: Beat, given: Mapping[str, Any]) -> None:
         """Note the end of a step.
@@ -127,18 +129,20 @@ class Heartbeats:
         self._counts |= step is not None
         self._steps = self._steps + 1 if step is None else step
         beat.told = {**told, "step": self._steps} if self._counts else told
-        if not self._waiting:
-            self._first = beat.rollout_id, beat.step_id
-        self._waiting.append((HEARTBEAT, _now_us(), beat.fields))
+        with self._lock:
+            if not self._waiting:
+                self._first = beat.rollout_id, beat.step_id
+            self._waiting.append((HEARTBEAT, _now_us(), beat.fields))
         if len(self._waiting) >= _AT_ONCE or time.monotonic() - self._since > _LATEST_S:
             self.flush()
 
     def flush(self) -> None:
         """Hand over what waits."""
         self._since = time.monotonic()
-        if self._waiting:
-            batch, self._waiting = self._waiting, []
-            self._write(*self._first, batch)
+        with self._lock:
+            first, batch, self._waiting = self._first, self._waiting, []
+        if batch:
+            self._write(*first, batch)
 
     def end(self, problem: str = "") -> None:
         """Note how the training ended: as it should, or with a problem."""

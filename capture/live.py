@@ -57,6 +57,7 @@ class LiveRecorder(Opened):
         stages: Mapping[Level, Stages] = {"rollout": rollout_stages, "step": step_stages}
         heartbeats = Heartbeats(outlet.take_events, counts=place.resumed_from is None)
         super().__init__(switches, outlet, heartbeats, settings, stages)
+        outlet.watch(heartbeats.flush)
         self._closed = False
         self._handled = sys.exc_info()[1]  # a training that is tried again begins in a handler
         atexit.register(self._at_exit)  # after that of the outlet, so that it is called before
@@ -67,12 +68,16 @@ class LiveRecorder(Opened):
         self._drop(self._word("drop", reason))
 
     def _drop(self, reason: str) -> None:
-        for pending in self._open.values():
-            if pending is not None:
-                pending.fail(reason)
-                self._outlet.take(pending)
-        self._given_up |= self._open.keys()
+        opened = dict(self._open)
+        self._given_up |= opened.keys()
         self._open.clear()
+        for pending in opened.values():
+            if pending is not None:
+                with self.guard("drop"):
+                    try:
+                        pending.fail(reason)
+                    finally:
+                        self._outlet.take(pending)
 
     @guarded
     def promote(self, reason: str) -> None:
@@ -89,12 +94,15 @@ class LiveRecorder(Opened):
         )
         return told
 
-    def interrupted(self, level: Level, reason: str) -> None:
+    @guarded
+    def interrupted(self, level: Level, error: BaseException) -> None:
         """As of `Guarded`."""
-        self._drop(reason)
-        self._given_up.discard(level)
         if level == "step":
             self._beat = None  # it was not taken, or nobody knows whether it was
+        reason = f"the {level} ended with {reason_of(error)}"
+        self._drop(reason)
+        self._given_up.discard(level)
+        self._outlet.crashed(reason)
 
     def failed(self, where: str, error: Exception) -> None:
         """Give up what was being recorded, and warn once; raise where that is asked for."""
@@ -106,19 +114,27 @@ class LiveRecorder(Opened):
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """As of `Recorder`."""
-        return self._outlet.background.flush(timeout_s)
+        with self.guard("flush"):
+            return self._outlet.background.flush(timeout_s)
+        return False
 
     def close(self, timeout_s: float | None = None) -> bool:
         """As of `Recorder`."""
-        if self._closed:
-            return self._outlet.close(timeout_s)
-        self._closed = True
-        atexit.unregister(self._at_exit)
-        problem = problem_of_end(self._handled, list(self._open))
-        self._drop("recording was closed before it ended")
+        if not self._closed:
+            self._closed = True
+            atexit.unregister(self._at_exit)
+            problem = problem_of_end(self._handled, list(self._open))
+            self._drop("recording was closed before it ended")
+            with self.guard("close"):
+                if problem:
+                    self._outlet.crashed(problem)
+                self._heartbeats.end(problem)
+        return self._close(timeout_s)
+
+    def _close(self, timeout_s: float | None) -> bool:
         with self.guard("close"):
-            self._heartbeats.end(problem)
-        return self._outlet.close(timeout_s)
+            return self._outlet.close(timeout_s)
+        return False
 
     def retire(self) -> None:
         """As of `Recorder`."""
@@ -126,11 +142,13 @@ class LiveRecorder(Opened):
             self._closed = True
             atexit.unregister(self._at_exit)
             self._give_up("another recorder took its place before it ended")
-            self._outlet.close(None)
+            self._close(None)
 
     def _at_exit(self) -> None:
         """The program ends, and nobody said how the training did."""
         self._give_up("the program ended before it did")
+        with self.guard("end"):
+            self._outlet.crashed("the program ended before recording was closed")
 
     def _give_up(self, reason: str) -> None:
         """Drop what is open, and write the heartbeats; no clean end is noted."""

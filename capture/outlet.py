@@ -15,6 +15,7 @@ from trajreplay.capture.handoff import Account, Handoff
 from trajreplay.capture.heartbeat import Noted
 from trajreplay.capture.pending import Pending
 from trajreplay.capture.promoter import Promoter
+from trajreplay.capture.reasons import reason_of
 from trajreplay.capture.ring import Ring
 from trajreplay.capture.slots import Slots
 from trajreplay.capture.switches import PREFIX, Switches
@@ -67,9 +68,21 @@ class Outlet:
             mine = switches.run_id, identity["attempt"], identity["rank"]
             self._promoter = Promoter(switches.spool, switches.lake, mine, self._unpromoted)
         self._unwatch: Callable[[], None] = lambda: None
-        if keep:
-            flush = functools.partial(self.background.flush, switches.close_s)
-            self._unwatch = switches.triggers.install(self.promote, flush)
+
+    def watch(self, hand_over: Callable[[], None]) -> None:
+        """Promote on a signal or an exception that ends the program, where steps are held.
+
+        Args:
+            hand_over: Hands over what waits elsewhere, before a signal ends the program.
+        """
+
+        def flush() -> None:
+            hand_over()
+            self.background.flush(self._switches.close_s)
+
+        if self.holds_steps:
+            told = functools.partial(self.background.warn, "triggers")
+            self._unwatch = self._switches.triggers.install(self.promote, flush, told)
 
     def fate(self, rollout_id: int, step_id: int | None) -> Fate:
         """What becomes of a capture: it is written, held, or not recorded at all."""
@@ -92,10 +105,24 @@ class Outlet:
         return self._switches.ring_bytes if fate == "held" else self._switches.queue_bytes
 
     def take(self, pending: Pending) -> None:
-        """Take over a capture that is ended."""
+        """Take over a capture that is ended; one whose sources cannot be told is noted."""
         place = {"rollout_id": pending.rollout_id, "step_id": pending.step_id}
         consumes = pending.step_id is not None and not self._all_written
-        sources = tuple(sorted(pending.sources)) if consumes else ()
+        sources: tuple[int, ...] = ()
+        try:
+            sources = tuple(sorted(pending.sources)) if consumes else ()
+        except Exception as error:
+            pending.fail(f"source_rollout_id: {reason_of(error)}")
+            self._hand_over(pending, place, ())
+            if self._switches.strict:
+                raise
+            self.background.warn("sources", f"{pending} was dropped: source_rollout_id: {error}")
+            return
+        self._hand_over(pending, place, sources)
+
+    def _hand_over(
+        self, pending: Pending, place: Mapping[str, Any], sources: tuple[int, ...]
+    ) -> None:
         handoff = Handoff({**self._identity, **pending.options, **place}, pending, sources=sources)
         if pending.problems:
             handoff = handoff.given_up(listed(pending.problems, 5))
@@ -142,6 +169,11 @@ class Outlet:
             producer = replace(producer, extra={**producer.extra, "trigger": reason})
             told.append(replace(one, identity={**one.identity, "producer": producer}))
         self._put(told, "ring")
+
+    def crashed(self, reason: str) -> None:
+        """Promote what is held if a training that does not end as it should is a trigger."""
+        if self.holds_steps and self._switches.triggers.on_exception:
+            self.promote(reason)
 
     def _put(self, handoffs: Iterable[Handoff], account: Account = "queue") -> None:
         for one in handoffs:

@@ -55,7 +55,7 @@ class Switches:
         keep_last: Steps that are held in memory, with the rollouts that they consumed from, and
             written when a trigger fires; 0 for none.
         ring_bytes: Most that they take, and rollouts whose consumer is not known yet. Bytes.
-        triggers: When they are written.
+        triggers: When they are written; none but the default without steps to hold.
         gradients: Also record what is propagated back to each log-probability of a policy loss. A
             step then ends after its last backward pass.
         spool: A folder on a disk of this machine, which captures go to first, to be brought into
@@ -91,6 +91,10 @@ class Switches:
             for name, kind in _KINDS.items()
             if not isinstance(getattr(self, name), kind)
         ]
+        if not problems and not self.keep_last and self.triggers != Triggers():
+            problems.append(
+                f"keep_last is 0 and triggers is {self.triggers.text!r}, expected steps to hold"
+            )
         if problems:
             raise SchemaError(
                 f"capture cannot start:\n  {listed(problems)}",
@@ -134,6 +138,8 @@ class Switches:
                 continue
             field_name, reader = READERS[end]
             values[field_name] = _read(name, text, reader, problems)
+        if values.get("triggers") and values.get("keep_last", 0) == 0:
+            problems.append(f"{found['TRIGGERS'][0]} is set, and {PREFIX}_KEEP_LAST holds no step")
         chosen = {name: values.pop(name, None) for name in ("steps", "rollouts")}
         values["lake"] = given.get(LAKE) or given.get(_ALIAS_LAKE)
         if not values["lake"]:

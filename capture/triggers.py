@@ -89,15 +89,19 @@ class Triggers:
         return found
 
     def install(
-        self, promote: Callable[[str], None], flush: Callable[[], object]
+        self,
+        promote: Callable[[str], None],
+        flush: Callable[[], object],
+        warned: Callable[[str], None],
     ) -> Callable[[], None]:
-        """Call `promote` on a signal or an exception that ends the program.
+        """Call `promote` on a signal, or an exception that ends the program.
 
         A signal that would have ended the program ends it once `flush` returns.
 
         Args:
             promote: Takes the reason.
             flush: Waits until what was promoted is written.
+            warned: Is told of what cannot be watched.
 
         Returns:
             Takes it back.
@@ -105,8 +109,17 @@ class Triggers:
         undo: list[Callable[[], None]] = []
         if self.on_exception:
             undo.append(_on_exception(promote))
-        if threading.current_thread() is threading.main_thread():
-            undo += [_on_signal(one, promote, flush) for one in self.signals]
+        untaken = []
+        for one in self.signals:
+            try:
+                undo.append(_on_signal(one, promote, flush))
+            except (ValueError, OSError):  # in a thread other than the main one, or of the system
+                untaken.append(one.name)
+        if untaken:
+            warned(
+                f"{', '.join(untaken)} is not taken here and may end the program: enable capture "
+                "in the main thread, or choose another signal"
+            )
         return lambda: _call_all(undo)
 
 
@@ -190,8 +203,10 @@ def _on_exception(promote: Callable[[str], None]) -> Callable[[], None]:
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        promote(f"the program ends with {reason_of(error)}")
-        before(kind, error, trace)
+        try:
+            promote(f"the program ends with {reason_of(error)}")
+        finally:
+            before(kind, error, trace)
 
     def undo() -> None:
         if sys.excepthook is hook:

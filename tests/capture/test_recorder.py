@@ -26,7 +26,7 @@ from tests.helpers.recorded import (
 from tests.helpers.scenes import WAY, drawn
 from tests.helpers.trainer import Sample, Trainer
 from trajreplay import CaptureError, Lake, RecomputeConfig, SampleRecord, capture
-from trajreplay.capture import CaptureWarning, Recorder
+from trajreplay.capture import CaptureWarning, Recorder, Selection
 from trajreplay.capture.copies import Copier
 from trajreplay.capture.pending import Pending
 from trajreplay.capture.slots import Slots
@@ -236,6 +236,56 @@ def test_an_exception_of_the_training_drops_the_capture_and_goes_on(lake: Lake) 
         train()
     recorder.close()
     assert reasons(lake) == ["the step ended with ZeroDivisionError; of it 8 samples are lost"]
+
+
+ODD: list[Any] = ["x", [1], object()]
+
+
+@pytest.mark.parametrize("end", ["ends", "raises", "closes", "retires", "drops", "begins again"])
+@pytest.mark.parametrize("odd", ODD, ids=["text", "list", "object"])
+def test_no_source_of_a_sample_raises_and_its_step_is_noted(lake: Lake, odd: Any, end: str) -> None:
+    """What a trainer gives is of any type; a step whose sources cannot be told is never lost."""
+    recorder = enabled(lake, strict=False, selection=Selection(steps="0:0"))
+    samples = [SampleRecord(f"s-{at}", 2, 3, [1, 1], source_rollout_id=odd) for at in range(2)]
+    samples.append(SampleRecord("s-2", 2, 3, [1, 1]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        block = recorder.step(0, 0)
+        block.__enter__()
+        recorder.record_policy_loss(0, samples, {"loss": 1.0}, [[-1.0, -1.0]] * 3)
+        if end == "raises":
+            error = MemoryError("the training's own")
+            block.__exit__(MemoryError, error, None)
+        elif end == "ends":
+            block.__exit__(None, None, None)
+        elif end == "closes":
+            assert recorder.close()
+        elif end == "retires":
+            recorder.retire()
+        elif end == "drops":
+            recorder.drop("loss-spike")
+        else:
+            recorder.begin_step(0, 1)
+        assert recorder.close()
+    assert [(one.key.step_id, one.status) for one in captured(lake)] == [(0, "dropped")]
+
+
+def test_an_error_that_cannot_even_be_told_stays_in_the_recorder(lake: Lake) -> None:
+    class OddError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    class Values:
+        def __iter__(self) -> Any:
+            raise OddError
+
+    recorder = enabled(lake, strict=False)
+    recorder.begin_step(0, 0)
+    with pytest.warns(CaptureWarning, match="record_policy_loss: OddError"):
+        recorder.record_policy_loss(0, Values(), {})  # type: ignore[arg-type]
+    recorder.end_step()
+    assert recorder.close()
+    assert [one.status for one in captured(lake)] == ["dropped"]
 
 
 def test_what_is_open_at_the_end_is_noted_as_dropped(lake: Lake) -> None:

@@ -353,6 +353,69 @@ def test_a_signal_writes_what_is_held(lake: Lake) -> None:
     assert signal.getsignal(signal.SIGUSR2) is before
 
 
+def test_a_signal_that_cannot_be_taken_is_warned_of(lake: Lake) -> None:
+    found: list[Recorder] = []
+
+    def start() -> None:
+        triggers = Triggers("signal:USR2,signal:HUP")
+        found.append(enabled(lake, strict=False, keep_last=1, triggers=triggers))
+
+    before = signal.getsignal(signal.SIGUSR2)
+    thread = threading.Thread(target=start)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        thread.start()
+        thread.join()
+    assert ["SIGUSR2, SIGHUP is not taken here" in str(one.message) for one in told] == [True]
+    assert signal.getsignal(signal.SIGUSR2) is before
+    found[0].close()
+
+
+CAUGHT = """
+import os, sys
+from tests.helpers.recorded import enabled, micro_batch, record_rollout, record_step
+from tests.helpers.scenes import drawn
+recorder = enabled(sys.argv[1], strict=False, keep_last=2)
+def train():
+    for rollout_id in range(3):
+        record_step(recorder, record_rollout(recorder, rollout_id), rollout_id)
+    if sys.argv[2] != "between":
+        with recorder.step(3, 0):
+            micro_batch(recorder, 0, drawn(rollout_id=3))
+            raise ZeroDivisionError
+    raise ZeroDivisionError
+try:
+    train()
+except ZeroDivisionError:
+    if sys.argv[2] == "killed":
+        assert recorder.flush(60.0)
+        os._exit(1)
+    if sys.argv[2] == "closed":
+        recorder.close()
+    sys.exit(1)
+"""
+
+
+@pytest.mark.parametrize("how", ["within", "between", "killed", "closed"])
+def test_a_crash_that_is_caught_leaves_the_last_steps(lake: Lake, how: str) -> None:
+    command = [sys.executable, "-c", CAUGHT, lake.path, how]
+    assert subprocess.run(command, cwd=ROOT, timeout=120).returncode == 1
+    steps = [one for one in kept(lake) if one[1] is not None]
+    assert steps == ([(1, 0), (2, 0)] if how == "between" else [(2, 0)])
+    told = ["the step ended with ZeroDivisionError" in one for one in reasons(lake)]
+    assert told == [True] * (how != "between")
+    assert len({one.producer["extra"]["trigger"] for one in captured(lake)}) == 1
+
+
+def test_a_trigger_of_numbers_alone_leaves_nothing_of_a_crash(lake: Lake) -> None:
+    recorder = enabled(lake, strict=False, keep_last=2, triggers=Triggers("nonfinite"))
+    fly(recorder, 2)
+    with pytest.raises(ZeroDivisionError), recorder.step(2, 0):
+        raise ZeroDivisionError
+    recorder.close()
+    assert captured(lake) == []
+
+
 ENDED = """
 import os, signal, sys, time
 from tests.helpers.recorded import enabled, record_rollout, record_step
@@ -369,6 +432,8 @@ def test_a_signal_that_ends_the_program_still_does_once_all_is_written(lake: Lak
     command = [sys.executable, "-c", ENDED, lake.path]
     assert subprocess.run(command, cwd=ROOT, timeout=50).returncode == -signal.SIGTERM
     assert {(1, 0), (2, 0)} <= set(kept(lake))
+    events = lake.sql("select event, count(*) as n from events group by 1").arrow()
+    assert events.to_pylist() == [{"event": "heartbeat", "n": 3}]
 
 
 def test_a_training_that_crashes_leaves_its_last_steps(lake: Lake) -> None:

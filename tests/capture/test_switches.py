@@ -171,6 +171,22 @@ def test_what_is_malformed_is_refused_and_named(switch: str, text: str) -> None:
     assert "unset TRAJREPLAY_CAPTURE" in caught.value.hint
 
 
+@pytest.mark.parametrize("switch", ["TRAJREPLAY_CAPTURE", "RELAX_REPLAY_CAPTURE"])
+def test_triggers_without_steps_to_hold_are_refused(switch: str) -> None:
+    """Nobody would take the signal, and it would end the program."""
+    given = {**ON, f"{switch}_TRIGGERS": "signal:USR1"}
+    with pytest.raises(SchemaError) as caught:
+        Switches.from_env(given)
+    (problem,) = caught.value.facts["problems"]
+    assert f"{switch}_TRIGGERS is set" in problem
+    assert "KEEP_LAST" in problem
+    with pytest.raises(SchemaError, match="keep_last is 0 and triggers is 'loss>5'"):
+        Switches(lake="lake", run_id="r", triggers=Triggers("loss>5"))
+    found = Switches.from_env({**given, "TRAJREPLAY_CAPTURE_KEEP_LAST": "1"})
+    assert found is not None
+    assert found.triggers == Triggers("signal:USR1")
+
+
 def test_all_problems_are_told_at_once() -> None:
     with pytest.raises(SchemaError) as caught:
         Switches.from_env({"TRAJREPLAY_CAPTURE": "yes please", "TRAJREPLAY_CAPTURE_WAIT_S": "x"})
