@@ -172,12 +172,13 @@ class ComposedTrainer(RewardTrainer):
 
     def _whitened(self, advantages: Rows) -> Rows:
         settings, masks = self.settings.advantage, self.estimating
+        batches = [one.consumer_batch_id for one in self.samples]
         of_samples = {
             "cohort": [0] * len(masks),
             "rank": self.ranks,
             "group": self.prompts(),
             "sample": list(range(len(masks))),
-            "consumer-batch": [int(one.consumer_batch_id or 0) for one in self.samples],
+            "consumer-batch": [batches.index(one) for one in batches],
         }
         centre = settings.whiten_centre
         own, other = (
