@@ -17,10 +17,14 @@ from trajreplay.stages.faults.fault import (
     setting,
     under,
 )
-from trajreplay.stages.faults.policy import Columns, fault, inputs, own_terms
+from trajreplay.stages.faults.policy import STAGE, Columns, fault, inputs, own_terms
+from trajreplay.stages.faults.solved import TWO_DIGITS, Misses
 from trajreplay.stages.variants import Variant
 
 _UNBOUNDED = 1e30
+_BOUNDS = ((0.0, 2.0), (0.0, 3.0), (0.0, 5.0), (0.5, 2.0), (0.5, 5.0))
+_UPPER = tuple(one for one in TWO_DIGITS if 0.1 <= one <= 50.0)
+_LOWER = tuple(one for one in TWO_DIGITS if 0.01 <= one <= 1.0)
 
 
 def _correction(block: Block) -> Iterable[Told]:
@@ -36,6 +40,19 @@ def _correction(block: Block) -> Iterable[Told]:
     if kind != "none" and bounds is not None:
         free = {"loss.correction_bounds": (0.0, _UNBOUNDED)}
         yield Told(Variant(free), "the weight without bounds")
+        for pair in _BOUNDS:
+            if pair != bounds:
+                yield _bounded_by(*pair)
+        misses = Misses(block, STAGE, ("pg_loss", "loss"))
+        for one in misses.between(lambda one: _bounded_by(bounds[0], one).variant, _UPPER):
+            yield _bounded_by(bounds[0], one)
+        for one in misses.between(lambda one: _bounded_by(one, bounds[1]).variant, _LOWER):
+            yield _bounded_by(one, bounds[1])
+
+
+def _bounded_by(low: float, high: float) -> Told:
+    changes = {"loss.correction_bounds": (low, high)}
+    return Told(Variant(changes), f"the weight in {low:g} to {high:g}")
 
 
 def _weighed_with(block: Block, old: Callable[[Columns], Tensor]) -> Variant:

@@ -21,6 +21,7 @@ from trajreplay.stages.faults.fault import (
     held,
     setting,
 )
+from trajreplay.stages.faults.solved import TWO_DIGITS, solved_bounds, together
 from trajreplay.stages.faults.tokens import last_trained
 from trajreplay.stages.variants import Variant
 
@@ -112,6 +113,12 @@ def _clamp(block: Block) -> Iterable[Told]:
         yield Told(Variant(changes), detail)
 
 
+def _clamp_solved(block: Block) -> Iterable[Told]:
+    for one in solved_bounds("kl.value_clamp", STAGE, ("kl",), TWO_DIGITS)(block):
+        both = one.variant.with_(Variant({"kl.clamped": "every"}))
+        yield Told(both, f"clamped to {one.detail}")
+
+
 def _weighted(block: Block) -> Iterable[Told]:
     if not setting(block, "kl.coef") or not held(block, "log_probs", "old_log_probs"):
         return
@@ -170,7 +177,7 @@ FAULTS = (
         "another clamp of the KL",
         "the KL {}",
         "kl.value_clamp: k3 and low_var_kl differ by it in slime, and do not in verl",
-        _clamp,
+        together(_clamp, _clamp_solved),
     ),
     fault(
         "log-ratio-clamp",

@@ -13,44 +13,22 @@ from trajreplay.stages.capability import LOG_PROB_SOURCES
 from trajreplay.stages.compose import (
     kl_tokens,
 )
+from trajreplay.stages.earlier import LOG_PROBS
+from trajreplay.stages.faults.columns import (
+    other_columns,
+    shifted_columns,
+    stale_columns,
+    temperatures,
+)
 from trajreplay.stages.faults.fault import (
     Told,
     each,
     held,
     setting,
 )
-from trajreplay.stages.faults.kl import fault, wrong
-from trajreplay.stages.faults.loss_columns import stale_columns
+from trajreplay.stages.faults.kl import STAGE, fault, wrong
 from trajreplay.stages.faults.precision import computing_dtypes, rounding_dtypes
-from trajreplay.stages.faults.tokens import shifted
 from trajreplay.stages.variants import Variant
-
-
-def _stale(block: Block) -> Iterable[Told]:
-    """Another log-prob column in the place of the policy's or the reference's."""
-    policy = LOG_PROB_SOURCES[setting(block, "kl.policy_source")]
-    if not setting(block, "kl.coef") or not held(block, policy, "ref_log_probs"):
-        return
-    for other in ("rollout_log_probs", "old_log_probs", "log_probs"):
-        if other != policy and held(block, other):
-            values = block.packed.tokens(other)
-            yield Told(Variant(columns={policy: values}), f"{other} for {policy}")
-            yield Told(Variant(columns={"ref_log_probs": values}), f"{other} for ref_log_probs")
-
-
-def _earlier(block: Block) -> Iterable[Told]:
-    if setting(block, "kl.coef"):
-        for target in (LOG_PROB_SOURCES[setting(block, "kl.policy_source")], "ref_log_probs"):
-            yield from stale_columns(block, target)
-
-
-def _shift(block: Block) -> Iterable[Told]:
-    policy = LOG_PROB_SOURCES[setting(block, "kl.policy_source")]
-    for name in (policy, "ref_log_probs"):
-        if setting(block, "kl.coef") and held(block, name):
-            for by, word in ((1, "one token late"), (-1, "one token early")):
-                values = shifted(block.packed.tokens(name), block.packed.offsets, by)
-                yield Told(Variant(columns={name: values}), f"{name} {word}")
 
 
 def _rounded(block: Block) -> Iterable[Told]:
@@ -107,7 +85,7 @@ FAULTS = (
         "log-probs of another model or time",
         "the KL with {}",
         "which log-probs stand for policy and reference; kl.policy_source",
-        _stale,
+        other_columns(STAGE, LOG_PROBS[:-1]),
         "K-069",
     ),
     fault(
@@ -115,7 +93,7 @@ FAULTS = (
         "log-probs of an earlier step",
         "the KL with the {}",
         "when log-probs of policy and reference are recomputed, and which of them are kept",
-        _earlier,
+        stale_columns(STAGE),
         "K-069",
     ),
     fault(
@@ -123,8 +101,16 @@ FAULTS = (
         "log-probs shifted by a token",
         "the KL with {}",
         "slices [:-1] and [1:] of logits, tokens and masks",
-        _shift,
+        shifted_columns(STAGE, LOG_PROBS),
         "K-037",
+    ),
+    fault(
+        "temperature",
+        "log-probs scaled on one side of the KL",
+        "the KL with {}",
+        "the temperature of policy and reference",
+        temperatures(STAGE, ("kl",)),
+        "K-031",
     ),
     fault(
         "leaked",

@@ -7,6 +7,13 @@ from collections.abc import Iterable
 import torch
 
 from trajreplay.stages.block import Block
+from trajreplay.stages.earlier import LOG_PROBS
+from trajreplay.stages.faults.columns import (
+    other_columns,
+    shifted_columns,
+    stale_columns,
+    temperatures,
+)
 from trajreplay.stages.faults.fault import (
     Told,
     each,
@@ -17,7 +24,6 @@ from trajreplay.stages.faults.policy import (
     fault,
     old_log_probs,
 )
-from trajreplay.stages.faults.solved import Misses, together
 from trajreplay.stages.faults.tokens import shifted
 from trajreplay.stages.kernels import whiten
 from trajreplay.stages.variants import Variant
@@ -29,48 +35,6 @@ def _inverted_ratio(block: Block) -> Iterable[Told]:
         packed = block.packed
         swapped = {"log_probs": packed.tokens(old), old: packed.tokens("log_probs")}
         yield Told(Variant(columns=swapped))
-
-
-def _columns(block: Block) -> Iterable[Told]:
-    """Log-probs of another model or time in the place of the old or current ones."""
-    names = ("rollout_log_probs", "old_log_probs", "log_probs", "ref_log_probs")
-    old = old_log_probs(block.settings)
-    for target in (old, "log_probs"):
-        for other in names:
-            if other != target and held(block, target, other):
-                values = block.packed.tokens(other)
-                yield Told(Variant(columns={target: values}), f"{other} for {target}")
-
-
-def _stale(block: Block) -> Iterable[Told]:
-    """What was captured of the same samples at another time, in the place of what the loss read."""
-    old = old_log_probs(block.settings)
-    reads = block.cohorts[0].abilities[STAGE].reads if STAGE in block.cohorts[0].abilities else ()
-    for target in dict.fromkeys((old, "log_probs", "ref_log_probs", "rollout_log_probs")):
-        if target in reads:
-            yield from stale_columns(block, target)
-
-
-def stale_columns(block: Block, target: str) -> Iterable[Told]:
-    """Tries of log-probs of another time in the place of a column."""
-    for (name, when), values in block.cohorts[0].earlier.items():
-        # A reference is one model at all times, and stands for no other one.
-        if (name == "ref_log_probs") == (target == "ref_log_probs"):
-            yield Told(Variant(columns={target: values}), f"{name} of {when} for {target}")
-
-
-def _shifted(block: Block) -> Iterable[Told]:
-    for name in (
-        old_log_probs(block.settings),
-        "log_probs",
-        "advantages",
-        "ref_log_probs",
-        "entropy",
-    ):
-        if held(block, name):
-            for by, word in ((1, "late"), (-1, "early")):
-                values = shifted(block.packed.tokens(name), block.packed.offsets, by)
-                yield Told(Variant(columns={name: values}), f"{name} one token {word}")
 
 
 def masks(block: Block) -> Iterable[Told]:
@@ -123,48 +87,6 @@ def _advantages(block: Block) -> Iterable[Told]:
         yield Told(Variant(columns={"advantages": over}), detail)
 
 
-def _temperature(block: Block) -> Iterable[Told]:
-    """Temperatures that are usual, that producers state, and that give what was recorded."""
-    old = old_log_probs(block.settings)
-    if not held(block, old, "log_probs"):
-        return
-    stated = {
-        origin.temperature
-        for entry in block.cohorts[0].owners
-        for origin in entry.origins.values()
-        if origin.temperature
-    }
-    usual = {0.5, 0.6, 0.7, 0.8, 0.9, 1.2}
-    for value in sorted({*usual, *stated, *(1 / one for one in stated)} - {1.0}):
-        for name in (old, "log_probs"):
-            yield _divided(block, name, value)
-
-
-def _divided(block: Block, name: str, by: float) -> Told:
-    scaled = block.packed.tokens(name) / by
-    return Told(Variant(columns={name: scaled}), f"{name} divided by {by:g}")
-
-
-def _temperature_solved(block: Block) -> Iterable[Told]:
-    """Of the old log-probs, or of the current ones: their mean gap is linear in its inverse."""
-    old = old_log_probs(block.settings)
-    if not held(block, old, "log_probs"):
-        return
-    misses = Misses(block, STAGE, ("ppo_kl", "pg_loss", "loss"))
-    for name in (old, "log_probs"):
-        for grid in (_COLD, _HOT):
-            for one in misses.between(
-                lambda one, name=name: _divided(block, name, one).variant,  # type: ignore[misc]
-                grid,
-            ):
-                if one != 1.0:
-                    yield _divided(block, name, one)
-
-
-_COLD = tuple(number / 100 for number in range(20, 101))
-_HOT = tuple(number / 100 for number in range(100, 301))
-
-
 FAULTS = (
     fault(
         "old-source",
@@ -197,7 +119,7 @@ FAULTS = (
         "log-probs of another model or time",
         "the loss with {}",
         "which log-probs are handed to the loss, and when they were recomputed",
-        _columns,
+        other_columns(STAGE),
         "K-069",
     ),
     fault(
@@ -205,7 +127,7 @@ FAULTS = (
         "log-probs of an earlier step",
         "the loss with the {}",
         "when old, rollout and reference log-probs are recomputed, and which of them are kept",
-        _stale,
+        stale_columns(STAGE),
         "K-069",
     ),
     fault(
@@ -222,7 +144,7 @@ FAULTS = (
         "a column shifted by a token",
         "the loss with {}",
         "slices [:-1] and [1:] of logits, tokens and masks",
-        _shifted,
+        shifted_columns(STAGE, (*LOG_PROBS, "advantages", "entropy")),
         "K-037",
         "https://github.com/PrimeIntellect-ai/prime-rl/pull/605",
     ),
@@ -231,7 +153,7 @@ FAULTS = (
         "log-probs scaled on one side of the ratio",
         "the loss with {}",
         "the temperature of sampler and trainer",
-        together(_temperature, _temperature_solved),
+        temperatures(STAGE, ("ppo_kl", "pg_loss", "kl_loss", "loss")),
         "K-031",
         "https://github.com/huggingface/trl/issues/4159",
     ),

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from torch import Tensor
+
+from trajreplay.schema.settings import Settings, with_changes
 from trajreplay.stages.block import Block
+from trajreplay.stages.compose import PolicyTerms
 from trajreplay.stages.faults.fault import (
     Told,
     Tries,
+    WrongLosses,
     held,
     setting,
 )
 from trajreplay.stages.faults.policy import (
     STAGE,
+    Columns,
     fault,
+    own_terms,
 )
 from trajreplay.stages.faults.solved import Misses
 from trajreplay.stages.variants import Variant
@@ -74,6 +81,25 @@ def _kl_estimator(block: Block) -> Iterable[Told]:
     weighted = setting(block, "loss.kl_loss_weighted")
     word = "not weighted" if weighted else "weighted by the ratio"
     yield Told(Variant({"loss.kl_loss_weighted": not weighted}), word)
+    if weighted:
+        for one in ("old", "rollout", "ratio"):
+            if one != setting(block, "loss.kl_loss_weight"):
+                yield Told(Variant({"loss.kl_loss_weight": one}), f"weighted by {one}")
+
+
+def _kl_roles(block: Block) -> Iterable[Told]:
+    """The reference's KL against the policy: its term with both exchanged, and no other term."""
+    if not setting(block, "loss.kl_loss_coef"):
+        return
+
+    def losses(settings: Settings, columns: Columns, mask: Tensor, offsets: Tensor) -> PolicyTerms:
+        own = own_terms(block, settings, columns, mask, offsets)
+        pair = {"log_probs": columns["ref_log_probs"], "ref_log_probs": columns["log_probs"]}
+        free = with_changes(settings, {"loss.kl_loss_weighted": False})
+        found = own_terms(block, free, {**columns, **pair}, mask, offsets)
+        return own._replace(terms=own.terms | {"kl_loss": found.terms["kl_loss"]})
+
+    yield Told(Variant(arithmetic=WrongLosses(losses)))
 
 
 FAULTS = (
@@ -119,6 +145,14 @@ FAULTS = (
         "the loss with its KL term {}",
         "loss.kl_loss_estimator and its clamp",
         _kl_estimator,
+        touches=("kl_loss", "loss"),
+    ),
+    fault(
+        "kl-roles",
+        "policy and reference exchanged in the KL loss",
+        "the loss with the KL of the reference against the policy",
+        "the order of the operands of the KL loss: current less reference",
+        _kl_roles,
         touches=("kl_loss", "loss"),
     ),
     fault(

@@ -58,4 +58,5 @@ FAULTS = (
     _fault("kl", "advantage.kl", "log-probs"),
     _fault("advantage", "advantage.estimate", "rewards"),
     _fault("loss", "loss.policy", "tokens"),
+    _fault("value", "loss.value", "values"),
 )

@@ -142,6 +142,24 @@ def solved(name: str, stage: str, fields: Sequence[str], grid: Sequence[float]) 
     return tries
 
 
+def solved_bounds(name: str, stage: str, fields: Sequence[str], grid: Sequence[float]) -> Tries:
+    """Tries of other bounds of a stage: of one on both sides, or of another one on one side."""
+
+    def tries(block: Block) -> Iterable[Told]:
+        own = setting(block, name)
+        ways: list[Callable[[float], tuple[float, float]]] = [lambda one: (-one, one)]
+        if own is not None:
+            ways += [lambda one: (own[0], one), lambda one: (-one, own[1])]
+        misses = Misses(block, stage, fields)
+        for way in ways:
+            for one in misses.between(lambda one, way=way: Variant({name: way(one)}), grid):  # type: ignore[misc]
+                low, high = way(one)
+                if (low, high) != own and low <= high:
+                    yield Told(Variant({name: (low, high)}), f"{low:g} and {high:g}")
+
+    return tries
+
+
 def together(*several: Tries) -> Tries:
     """Tries of all of some, each once."""
 

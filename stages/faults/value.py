@@ -11,6 +11,7 @@ from torch import Tensor
 from trajreplay.schema.settings import Settings
 from trajreplay.stages.block import Block
 from trajreplay.stages.compose import PolicyTerms, value_terms, value_tokens
+from trajreplay.stages.faults.columns import shifted_columns
 from trajreplay.stages.faults.factors import factors
 from trajreplay.stages.faults.fault import Fault, Told, Tries, WrongLosses, each, held, setting
 from trajreplay.stages.faults.loss_columns import masks
@@ -22,7 +23,6 @@ from trajreplay.stages.faults.precision import (
     rounding_dtypes,
 )
 from trajreplay.stages.faults.solved import TWO_DIGITS, solved, together
-from trajreplay.stages.faults.tokens import shifted
 from trajreplay.stages.variants import Variant
 
 STAGE = "loss.value"
@@ -93,14 +93,6 @@ def _columns(block: Block) -> Iterable[Told]:
         owner = torch.arange(len(block.packed.lengths)).repeat_interleave(block.packed.lengths)
         rewards = block.packed.scalars("reward")[owner]
         yield Told(Variant(columns={"returns": rewards}), "the reward of the sample for returns")
-
-
-def _shifted(block: Block) -> Iterable[Told]:
-    for name in _COLUMNS:
-        if held(block, name):
-            for by, word in ((1, "late"), (-1, "early")):
-                moved = shifted(block.packed.tokens(name), block.packed.offsets, by)
-                yield Told(Variant(columns={name: moved}), f"{name} one token {word}")
 
 
 def _aggregation(block: Block) -> Iterable[Told]:
@@ -197,7 +189,7 @@ FAULTS = (
         "a column of the critic shifted by a token",
         "the value loss with {}",
         "slices [:-1] and [1:] of values, tokens and masks",
-        _shifted,
+        shifted_columns(STAGE, _COLUMNS),
     ),
     _fault(
         "mask",

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import fields
 from itertools import product
 
 import torch
 from torch import Tensor
 
-from trajreplay.schema.settings import Settings
+from trajreplay.schema.settings import AdvantageSettings, Settings, with_changes
 from trajreplay.stages.block import Block
-from trajreplay.stages.constant_groups import batches_of
+from trajreplay.stages.compose import AdvantageInputs, calls
 from trajreplay.stages.faults.estimates import Made, fault, own_estimates, wrong
 from trajreplay.stages.faults.fault import (
     Told,
@@ -19,52 +20,75 @@ from trajreplay.stages.faults.fault import (
     setting,
     under,
 )
+from trajreplay.stages.faults.solved import TWO_DIGITS, solved_bounds
+from trajreplay.stages.faults.tokens import shifted
 from trajreplay.stages.kernels import whiten
 from trajreplay.stages.variants import Variant
+from trajreplay.stages.whitening_sets import tokens_of
+
+# Settings under which nothing is whitened: what says how would contradict that there.
+_UNWHITENED: dict[str, object] = {
+    one.name: one.default
+    for one in fields(AdvantageSettings)
+    if one.name.startswith("whiten_") or one.name in ("clip", "returns")
+} | {"whiten": "none"}
 
 
-def _white(block: Block, settings: Settings, values: Tensor, mask: Tensor, sets: Tensor) -> Tensor:
-    """Values whitened as the settings say, over sets of samples."""
+def _white(
+    block: Block, settings: Settings, values: Tensor, mask: Tensor, sets: Tensor | None = None
+) -> Tensor:
+    """(N,) Values whitened as the settings say, over sets of tokens if other ones are given."""
     own = settings.advantage
-    return whiten(
-        values,
+    given = AdvantageInputs(
         mask,
-        set_index=sets.repeat_interleave(block.packed.lengths),
-        ddof=own.whiten_ddof,
-        epsilon=own.whiten_epsilon,
-        form=own.whiten_form,
-        scale=own.whiten_scale,
-        short="keep",
+        block.packed.offsets,
+        whitened_with=tokens_of(block, own.whiten) if sets is None else sets,
+        centred_with=tokens_of(block, own.whiten_centre),
     )
+    return whiten(values, **calls.whitening(own, given))
 
 
-def _sets(block: Block, settings: Settings) -> Tensor:
-    return batches_of(block.packed, settings, by_rank=settings.advantage.whiten == "rank")
+def _made(settings: Settings, white: Tensor, returns: Tensor) -> Made:
+    """Whitened advantages within their bounds, and the returns that go with them."""
+    bounds = settings.advantage.clip
+    handed_on = white if calls.returns_whitened(settings.advantage) else returns
+    return (white if bounds is None else white.clamp(*bounds)), handed_on
+
+
+def _plain(block: Block, settings: Settings, given: tuple[Tensor, ...]) -> Made:
+    """What is whitened: advantages and returns before that."""
+    return own_estimates(block, settings, given, **_UNWHITENED)
 
 
 def _whitened_over_masked(block: Block) -> Iterable[Told]:
     if setting(block, "advantage.whiten") == "none" or bool(block.packed.mask.all()):
         return
 
-    def over_all(settings: Settings, *given: Tensor) -> Made:
-        found, returns = own_estimates(block, settings, given, whiten="none", clip=None)
-        every = torch.ones(len(found), dtype=torch.bool)
-        white = _white(block, settings, found, every, _sets(block, settings))
-        bounds = settings.advantage.clip
-        return (white if bounds is None else white.clamp(*bounds)), returns
+    own, offsets = block.packed.mask, block.packed.offsets
+    others = {
+        "masked tokens counted": torch.ones_like(own),
+        "only masked tokens counted": ~own,
+        "the mask one token late": shifted(own, offsets, 1),
+        "the mask one token early": shifted(own, offsets, -1),
+    }
+    for words, other in others.items():
 
-    yield Told(wrong(over_all))
+        def over_others(settings: Settings, *given: Tensor, other: Tensor = other) -> Made:
+            found, returns = _plain(block, settings, given)
+            return _made(settings, _white(block, settings, found, other), returns)
+
+        yield Told(wrong(over_others), words)
 
 
 def _whitened_in(block: Block) -> Iterable[Told]:
     """Statistics of micro-batches, which no setting names."""
     if not held(block, "micro_batch_id"):
         return
+    sets = block.packed.micro_batches.repeat_interleave(block.packed.lengths)
 
     def shared(settings: Settings, *given: Tensor) -> Made:
-        found, returns = own_estimates(block, settings, given, whiten="none", clip=None)
-        batches = block.packed.micro_batches
-        return _white(block, settings, found, given[1], batches), returns
+        found, returns = _plain(block, settings, given)
+        return _made(settings, _white(block, settings, found, given[1], sets), returns)
 
     yield Told(wrong(shared), "micro-batch")
 
@@ -75,9 +99,10 @@ def _clipped_first(block: Block) -> Iterable[Told]:
         return
 
     def first(settings: Settings, *given: Tensor) -> Made:
-        found, returns = own_estimates(block, settings, given, whiten="none", clip=None)
-        sets = _sets(block, settings)
-        return _white(block, settings, found.clamp(*bounds), given[1], sets), returns
+        found, returns = _plain(block, settings, given)
+        white = _white(block, settings, found.clamp(*bounds), given[1])
+        free = with_changes(settings, {"advantage.clip": None})
+        return _made(free, white, returns)
 
     yield Told(wrong(first))
 
@@ -154,7 +179,7 @@ FAULTS = (
     fault(
         "whitened-masked",
         "masked tokens in the whitening statistics",
-        "advantages whitened with masked tokens counted",
+        "advantages whitened with {}",
         "whether the mask reaches mean and variance",
         _whitened_over_masked,
     ),
@@ -194,6 +219,13 @@ FAULTS = (
         "advantages that are not clipped",
         "advantage.clip",
         under(advantage__clip=None),
+    ),
+    fault(
+        "clip-bounds",
+        "other bounds of the advantages",
+        "advantages clipped to {}",
+        "advantage.clip",
+        solved_bounds("advantage.clip", "advantage.estimate", ("advantages",), TWO_DIGITS),
     ),
     fault(
         "clip-first",

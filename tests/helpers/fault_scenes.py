@@ -207,13 +207,18 @@ def _two_digits(low: float, high: float) -> Callable[[random.Random], float]:
     return lambda choose: float(f"{math.exp(choose.uniform(math.log(low), math.log(high))):.2g}")
 
 
-def _other(name: str, stage: str, number: Callable[[random.Random], float]) -> Put:
+def _other(name: str, stage: str, number: Callable[[random.Random], Any]) -> Put:
     """Another number in a setting."""
 
     def put(block: Block, choose: random.Random) -> Block | None:
         return with_fault(block, stage, Told(Variant({name: number(choose)})))
 
     return put
+
+
+def _symmetric_bounds(choose: random.Random) -> tuple[float, float]:
+    bound = choose.randint(10, 99) / 100
+    return -bound, bound
 
 
 def _other_bounds(block: Block, choose: random.Random) -> Block | None:
@@ -307,6 +312,9 @@ SCENES: Mapping[str, Scene] = {
     ),
     "advantage.gamma": Scene(
         put=_other("advantage.gamma", "advantage.estimate", lambda one: one.randint(50, 99) / 100)
+    ),
+    "advantage.clip-bounds": Scene(
+        put=_other("advantage.clip", "advantage.estimate", _symmetric_bounds)
     ),
     "value.clip": Scene(
         _VALUE_CLIP, put=_other("value.clip", "loss.value", _two_digits(0.01, 0.9))
