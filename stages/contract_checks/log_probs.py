@@ -7,26 +7,17 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
-from trajreplay.stages.contract_checks.columns import Flags, Floats, Found, Together, largest
-from trajreplay.stages.contract_checks.pairs import (
-    APART,
-    ENOUGH,
-    MANY,
-    NEARER,
-    NEARLY_ALL,
-    ROUNDED,
-    SAMPLED,
-    SHORTEST,
-    far_apart,
-)
+from trajreplay.stages.contract_checks.columns import Floats, Found, Together, largest
+from trajreplay.stages.contract_checks.pairs import far_apart
+from trajreplay.stages.contract_checks.shifts import APART, ENOUGH
+from trajreplay.stages.contract_checks.sides import MANY, NEARLY_ALL, SAMPLED
 from trajreplay.stages.report import Finding
 
 NAMES = (SAMPLED, "old_log_probs", "log_probs")
 # Two columns of the same tokens, in the order in which they are made.
 PAIRS = tuple(combinations(NAMES, 2))
 ABOVE = 1e-5
-# A cheap look takes every so many tokens, or so many of each cohort.
-STRIDE = 8
+# A cheap look takes so many tokens of each rank.
 FEW = 64
 
 
@@ -97,21 +88,40 @@ def _quantised(given: Together, name: str) -> Iterator[Found]:
     values = given.tokens(name)
     if given.dtypes.get(name, "float32") != "float32" or values.dtype != np.float32:
         return
-    for index, (start, stop) in enumerate(given.spans):
+    told = set[int]()
+    for index, rank, start, stop in _pieces(given):
         # Both leave the last 13 bits of a float32 at 0, and nearly always the first few do not.
         few = values[start : min(start + FEW, stop)].view(np.uint32)
-        if np.bitwise_or.reduce(few) & 0x1FFF:
+        if index in told or np.bitwise_or.reduce(few) & 0x1FFF:
             continue
         mine = values[start:stop]
         dtype = next((one for one in ("bfloat16", "float16") if _fits(mine, one)), None)
-        trained = mine[given.mask[start:stop] & (mine != 0)]
-        if dtype is None or len(trained) < ENOUGH or len(np.unique(trained)) < ENOUGH // 3:
+        trained = given.mask[start:stop] & (mine != 0)
+        real = mine[trained]
+        if dtype is None or len(real) < ENOUGH or len(np.unique(real)) < ENOUGH // 3:
             continue
+        told.add(index)
+        where = "" if rank is None else f" of rank {rank}"
         message = (
-            f"every value of {name} is one of {dtype}, and its producer says float32: it was "
-            "rounded on the way"
+            f"every value of {name}{where} is one of {dtype}, and its producer says float32: it "
+            "was rounded on the way"
         )
-        yield index, given.of(index).finding("log-prob.quantised", "warning", message)
+        place = start + int(trained.argmax())
+        yield given.at(index, "log-prob.quantised", "warning", message, place)
+
+
+def _pieces(given: Together) -> Iterator[tuple[int, int | None, int, int]]:
+    """The tokens of each cohort, and then of each rank of those that have several."""
+    ranks, cohorts = given.packed.ranks, given.packed.cohorts.numpy()
+    for index, (start, stop) in enumerate(given.spans):
+        yield index, None, start, stop
+    new = (ranks[1:] != ranks[:-1]) | (cohorts[1:] != cohorts[:-1])
+    cuts = [0, *(new.nonzero()[0] + 1).tolist(), len(ranks)]
+    bounds = given.packed.sample_bounds
+    for one, other in pairwise(cuts):
+        index = int(cohorts[one]) if one < other else -1
+        if index >= 0 and (one, other) != (bounds[index], bounds[index + 1]):
+            yield index, int(ranks[one]), int(given.offsets[one]), int(given.offsets[other])
 
 
 def _fits(values: Floats, dtype: str) -> bool:
@@ -159,45 +169,14 @@ def _apart(given: Together, one: str, other: str) -> Iterator[Found]:
         gap[~usable] = 0.0
     elif len(given.masked):
         gap[given.masked] = 0.0
-    apart: dict[int, float] = {}
-    for index, (start, stop) in enumerate(given.spans):
-        total, count = float(gap[start:stop].sum()), int(np.count_nonzero(usable[start:stop]))
-        if count >= ENOUGH and total > APART * count:
-            apart[index] = total
-    if not apart:
+    rows = (given.lengths > 0).nonzero()[0]
+    if not len(rows):
         return
-    near = _nearest_moves(given, first, second, usable)
-    alike = set(_with_alike_samples(given, usable))
-    for index, total in apart.items():
-        # What is summed over all tokens is at least what a few of them give, moved either way:
-        # where the few are not nearer than the whole gap, all are not.
-        shifted = near[index] * NEARER < total * ROUNDED
-        if shifted or index in alike or one == SAMPLED:
-            found = far_apart(given.of(index), one, other, shifted=shifted)
-            yield from ((index, finding) for finding in found)
-
-
-def _with_alike_samples(given: Together, usable: Flags) -> list[int]:
-    """Cohorts with samples of one length that may be permuted: every token of them counts."""
-    cohorts = given.packed.cohorts.numpy()
-    _, classes, sizes = np.unique(
-        cohorts << 32 | given.lengths, return_inverse=True, return_counts=True
-    )
-    odd = given.owners((~usable).nonzero()[0])
-    sizes[classes[odd]] = 0
-    mine = (sizes[classes] > 1) & (given.lengths >= SHORTEST)
-    found: list[int] = np.unique(cohorts[mine]).tolist()
-    return found
-
-
-def _nearest_moves(given: Together, first: Floats, second: Floats, usable: Flags) -> list[float]:
-    """How far apart a few tokens of each cohort are, one column moved the better way by one."""
-    later, before = slice(1, None, STRIDE), slice(None, len(first) - 1, STRIDE)
-    counted = usable[later] & usable[before]
-    starts = given.offsets[:-1][given.lengths > 0] - 1
-    counted[starts[(starts >= 0) & (starts % STRIDE == 0)] // STRIDE] = False
-    pairs = (first[later], second[before]), (first[before], second[later])
-    with np.errstate(invalid="ignore"):  # as above
-        moves = [np.where(counted, np.abs(one - other), 0.0) for one, other in pairs]
-    cuts = [(bound + STRIDE - 2) // STRIDE for bound in given.packed.token_bounds]
-    return [min(float(one[start:stop].sum()) for one in moves) for start, stop in pairwise(cuts)]
+    starts = given.offsets[:-1][rows]
+    totals = np.add.reduceat(gap, starts, dtype=np.float64)
+    counts = np.add.reduceat(usable, starts, dtype=np.int64)
+    apart = rows[(totals > APART * counts) & (counts > 0)]
+    for index, _ in given.by_cohort(apart, samples=True):
+        start, stop = given.spans[index]
+        if int(np.count_nonzero(usable[start:stop])) >= ENOUGH:
+            yield from ((index, found) for found in far_apart(given.of(index), one, other))

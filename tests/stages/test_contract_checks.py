@@ -65,6 +65,9 @@ def _each(change: Callable[[Sample, torch.Tensor], torch.Tensor]) -> Callable[[l
     return spoil
 
 
+Spoil = Callable[[list[Sample]], None]
+
+
 def _late(samples: list[Sample]) -> None:
     for one in samples:
         values = one.columns["rollout_log_probs"]
@@ -93,22 +96,26 @@ def _permuted(samples: list[Sample]) -> None:
         one.columns["rollout_log_probs"] = values
 
 
-def _most_likely(samples: list[Sample]) -> None:
-    """Two in five tokens were not the most likely ones: those are recorded as if they were."""
-    for number, one in enumerate(samples):
-        numbers = np.random.default_rng(number)
-        other = torch.from_numpy(numbers.random(one.length) < 0.4)
-        likely = torch.full((one.length,), -0.05)
-        old = one.columns["old_log_probs"]
-        old[other] = old[other] - 1.0
-        one.columns["rollout_log_probs"] = torch.where(other, likely, old)
+def _recorded_of(pick: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], kept: int) -> Spoil:
+    """Tokens sampled of the most likely ones, whose log-probs an engine with noise recorded."""
+
+    def spoil(samples: list[Sample]) -> None:
+        for number, one in enumerate(samples):
+            numbers = torch.Generator().manual_seed(number)
+            logits = 3.0 * torch.randn(one.length, 50, generator=numbers)
+            noisy = logits + 0.02 * torch.randn(one.length, 50, generator=numbers)
+            last = noisy.topk(kept).values[:, -1:]
+            own = noisy.masked_fill(noisy < last, -torch.inf).log_softmax(1)
+            token = torch.multinomial(own.exp(), 1, generator=numbers)
+            one.columns["old_log_probs"] = logits.log_softmax(1).gather(1, token)[:, 0]
+            one.columns["ref_log_probs"] = one.columns["old_log_probs"] - 0.1
+            one.columns["rollout_log_probs"] = pick(own, token).clamp(max=-1e-7)
+
+    return spoil
 
 
-def _filtered(samples: list[Sample]) -> None:
-    for number, one in enumerate(samples):
-        kept = torch.from_numpy(np.random.default_rng(number).uniform(0.7, 0.95, one.length)).log()
-        one.columns["old_log_probs"] = (one.columns["rollout_log_probs"] + kept).float()
-        one.columns["ref_log_probs"] = one.columns["old_log_probs"] - 0.1
+_most_likely = _recorded_of(lambda own, token: own.max(1).values, 50)
+_filtered = _recorded_of(lambda own, token: own.gather(1, token)[:, 0], 5)
 
 
 def _one_value(column: str, value: float) -> Callable[[list[Sample]], None]:
@@ -157,7 +164,7 @@ SPOILT: dict[str, tuple[Callable[[list[Sample]], None], str, str]] = {
 @pytest.mark.parametrize("name", SPOILT)
 def test_what_is_wrong_is_found_by_name(lake: Lake, name: str) -> None:
     spoil, check, severity = SPOILT[name]
-    samples = _samples()
+    samples = _samples(length=24 if name == "filtered" else 12)
     spoil(samples)
     found = [one for one in _findings(lake, samples) if one.check == check]
     assert [one.severity for one in found] == [severity]
