@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from trajreplay.capture.ranks import agree, own_process
+from trajreplay.capture.ranks import agree, is_distributed, own_process
 from trajreplay.capture.recorder import Recorder
-from trajreplay.capture.switches import Switches
+from trajreplay.capture.switches import ATTEMPT, Switches
 from trajreplay.schema.errors import CaptureError, DatasetError
 from trajreplay.schema.identity import ProducerInfo
 
@@ -85,6 +85,8 @@ def enable(
         group: The process group that records, where it is not all processes; they call it.
         alone: Whether this process is the only one that records, and asks no others.
         shared: Whether it becomes the recorder of this process, in the place of the one before.
+            One that does and takes no steps is warned of where no attempt is given that it shares
+            with the trainers.
 
     Returns:
         The recorder; one that does nothing where this rank records nothing, or where the ranks
@@ -102,6 +104,14 @@ def enable(
 
     for stages in (rollout_stages, step_stages):
         check_said(settings, stages, producer=producer, parallel=parallel)
+    number = switches.attempt if attempt is None else attempt
+    role = "train" if producer is None else producer.role
+    if number is None and shared and role != "train" and (alone or not is_distributed()):
+        warn(
+            f"a process of the role {role} captures an attempt of its own, which no trainer's "
+            "steps are compared with: give it and the trainers the same attempt, by "
+            f"{ATTEMPT} or enable(attempt=...)"
+        )
     mine = records
     if mine is None:
         mine = parallel is None or parallel.is_owner
@@ -112,7 +122,7 @@ def enable(
             records=mine,
             rank=rank,
             expected_ranks=expected_ranks,
-            attempt=switches.attempt if attempt is None else attempt,
+            attempt=number,
             resume_rollout_id=resume_rollout_id,
             group=group,
             alone=alone,

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trajreplay.capture.meeting import meet
 from trajreplay.schema.errors import CaptureError
 from trajreplay.schema.identity import ResumePoint, check_count
 from trajreplay.schema.process import TrainingProcess, process_digest
@@ -54,7 +55,8 @@ def agree(
 ) -> Place:
     """Make the lake where it is missing, reserve the attempt, and learn who records.
 
-    With an initialised torch.distributed this is collective: every rank calls it, once.
+    With an initialised torch.distributed this is collective: every rank calls it, once. Where one
+    does not come the others record nothing.
 
     Args:
         lake: The lake.
@@ -69,8 +71,8 @@ def agree(
             however many were started with it.
 
     Raises:
-        CaptureError: Several processes run and cannot agree, the ranks are no set that this one
-            is of, or the lake cannot be written.
+        CaptureError: Several processes run and cannot agree, some of them did not come, the ranks
+            are no set that this one is of, or the lake cannot be written.
         TrajReplayError: The lake or its record of attempts is refused.
     """
     ranks_of = None if alone else _distributed()
@@ -81,6 +83,7 @@ def agree(
         number, resumed = _reserve(lake, run_id, attempt, resume_rollout_id)
         return Place(place, ranks, number, resumed)
     mine = ranks_of.get_rank() if rank is None else check_count("rank", rank)
+    meet(ranks_of, group)
     answers: list[Any] = [None] * ranks_of.get_world_size(group)
     ranks_of.all_gather_object(answers, mine if records else None, group=group)
     found: list[Any] = [None]
@@ -137,6 +140,11 @@ def own_process() -> TrainingProcess | None:
     except OSError:
         return None  # a host without a name
     return TrainingProcess(digest, int(ranks_of.get_rank()), int(ranks_of.get_world_size()))
+
+
+def is_distributed() -> bool:
+    """Whether several processes agree by torch.distributed."""
+    return _distributed() is not None
 
 
 def _distributed() -> Any:

@@ -45,6 +45,7 @@ class LoadedCohort:
         linked: Whether source rollouts were there to take columns from.
         rescored: Whether the replay has a reward function.
         scores: (S,) float64. Raw rewards as that gives them.
+        apart: Why handoffs are not compared though their rollout may be in the lake.
         unscored: Why a reward function does not verify the raw rewards.
         comparison: How the replay was asked to compare.
         incomplete: Its samples with what was left out of `table`; None where nothing was.
@@ -69,6 +70,7 @@ class LoadedCohort:
     linked: bool = False
     rescored: bool = False
     scores: Tensor | None = None
+    apart: str = ""
     unscored: str = ""
     comparison: Comparison = field(default_factory=Comparison)
     incomplete: pa.Table | None = None

@@ -20,7 +20,7 @@ from trajreplay.stages.compare import EXAMPLES, Look
 from trajreplay.stages.notes import HALF_DTYPES
 from trajreplay.stages.packed import list_lengths, packed_values
 from trajreplay.stages.report import Divergence, Finding
-from trajreplay.stages.sources import TWINS, Refused, Source, Sources
+from trajreplay.stages.sources import TWINS, Apart, Refused, Source, Sources
 
 _Rows = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -38,6 +38,7 @@ def compare_handoffs(cohort: LoadedCohort, sources: Sources) -> Look:
     """Compare every twin column bit by bit, and put what should have come into `cohort.chained`.
 
     A rollout that is not in the lake changes no verdict: its handoffs are listed as not compared.
+    One that is there under an attempt without steps leaves the stage unverified.
     """
     look = Look()
     if cohort.own_ids:
@@ -71,7 +72,10 @@ def _match(cohort: LoadedCohort, sources: Sources, look: Look) -> Iterator[Match
             message = f"handoffs are not compared: {source}"
             if isinstance(source, Refused):  # what is there and broken excuses nothing
                 report.refusal = report.refusal or message
-            report.findings.append(Finding("handoff", "info", message, stage="sample"))
+            apart = isinstance(source, Apart)
+            cohort.apart = cohort.apart or (message if apart else "")
+            finding = Finding("handoff", "warning" if apart else "info", message, stage="sample")
+            report.findings.append(finding)
             continue
         mine = ((attempts == attempt) & (rollouts == rollout_id)).nonzero()[0]
         theirs = source.rows_of(table["sample_id"].take(pa.array(mine)))

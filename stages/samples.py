@@ -28,6 +28,8 @@ def judge_samples(cohort: LoadedCohort, sources: Sources) -> None:
     result.max_abs_error = look.max_abs_error
     if look.mismatches:
         result.message = f"{look.mismatches} differences in {cohort.table.num_rows} samples"
+    if cohort.apart and look.verdict != "diverged":
+        result.verdict, result.message = "unverified", cohort.apart
     cohort.report.stages.append(result)
 
 

@@ -86,6 +86,12 @@ class Refused(str):
     __slots__ = ()
 
 
+class Apart(str):
+    """Why a rollout is not found that an attempt of the run which took no steps recorded."""
+
+    __slots__ = ()
+
+
 class Sources:
     """Rollouts by coordinates, the latest of them kept up to a number of bytes.
 
@@ -164,7 +170,7 @@ class Sources:
 
     def _read(self, cohort: Cohort) -> Source | str:
         if cohort not in self._sets:
-            return f"rollout {cohort.rollout_id} is not in the lake"
+            return self._elsewhere(cohort)
         found = self._sets[cohort]
         refusals = found.refusals()
         if refusals:
@@ -194,6 +200,26 @@ class Sources:
         tables = [part.table for part in parts]
         ranks = tuple(sorted(found.ranks))
         return Source(pa.concat_tables(tables), self._recomputed.get(cohort, {}), ranks)
+
+    def _elsewhere(self, cohort: Cohort) -> str:
+        """Why a rollout is not there, and which attempts of the run recorded one of its number."""
+        run_id, mine, rollout_id = cohort[:3]
+        catalog = self._sets.catalog
+        others = [
+            one
+            for one in catalog.runs.get(run_id, ())
+            if cohort._replace(attempt=one) in catalog.by_cohort
+        ]
+        if not others:
+            return f"rollout {rollout_id} is not in the lake"
+        if mine in others:
+            return f"rollout {rollout_id} of attempt {mine} is superseded by a later attempt"
+        there = ", ".join(map(str, others))
+        told = f"rollout {rollout_id} is not in attempt {mine}, and is in attempt {there}"
+        steps = (one for at in others for one in catalog.by_attempt[run_id, at])
+        if any(one.kind == "step" for one in steps):
+            return told  # another training of the same run
+        return Apart(f"{told}, which took no steps: give driver and trainers the same attempt")
 
     def _evict(self) -> None:
         while self._bytes > self._limit_bytes and len(self._kept) > 1:

@@ -1,6 +1,7 @@
 """Ranks agree once, at start, on who records and as which attempt."""
 
 import socket
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ import pytest
 
 from tests.helpers.captures import entries_of
 from tests.helpers.processes import free_port, run_all
-from tests.helpers.recorded import captured, enabled
-from trajreplay import CaptureError, Lake, ParallelCoordinates, capture
+from tests.helpers.recorded import captured, enabled, switched
+from tests.helpers.scenes import WAY
+from trajreplay import CaptureError, Lake, ParallelCoordinates, ProducerInfo, capture
 from trajreplay.capture import CaptureWarning
 from trajreplay.capture.ranks import Place, agree
 from trajreplay.schema import ResumePoint
@@ -37,6 +39,15 @@ def test_two_ranks_record_one_step_of_one_attempt(lake: Lake) -> None:
             digest = process_digest(socket.gethostname(), pids[rank])
             assert told_process(one.producer) == TrainingProcess(digest, rank, 2)
     assert lake.replay(attempt=1).verdict == "pass"
+
+
+@pytest.mark.parametrize("late_s", [0.0, 8.0])
+def test_a_rank_where_capture_is_off_or_late_ends_no_training(lake: Lake, late_s: float) -> None:
+    """The others do not wait in a collective for it, nor it for them, and nothing is captured."""
+    port = free_port()
+    given = [(lake.path, rank, port, 0, late_s) for rank in range(2)]
+    run_all("tests.helpers.recording_ranks", given, timeout_s=180.0)
+    assert entries_of(lake) == []
 
 
 def test_attempts_are_counted_from_the_lake(lake: Lake) -> None:
@@ -156,6 +167,21 @@ def test_two_jobs_that_start_at_once_continue_the_same_attempt(
     assert join_attempt(store, "r", 3, 7) == record  # as the trainer does that runs in it
     with pytest.raises(CaptureError, match="resumed from attempt 0 at rollout 7"):
         join_attempt(store, "r", 3, 8)
+
+
+@pytest.mark.parametrize("role", ["driver", "rollout", "train"])
+def test_a_driver_that_takes_an_attempt_of_its_own_is_warned_of(lake: Lake, role: str) -> None:
+    def start(**options: Any) -> list[str]:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            capture.enable(
+                switched(lake), settings=WAY.short, producer=ProducerInfo(role=role), **options
+            ).close()
+        return [str(one.message) for one in told]
+
+    own = start() + start(alone=True)
+    assert ["TRAJREPLAY_ATTEMPT" in one for one in own] == [True] * (0 if role == "train" else 2)
+    assert start(attempt=0) == []
 
 
 @pytest.mark.parametrize("stage", [0, 1])

@@ -227,6 +227,7 @@ def test_a_process_that_takes_no_steps_captures_the_rollouts_of_chosen_ones(lake
         switched(lake, selection=Selection(steps="1:0,3:7")),
         settings=WAY.short,
         producer=ProducerInfo(role="driver"),
+        attempt=0,
     )
     for rollout_id in range(5):
         record_rollout(recorder, rollout_id)

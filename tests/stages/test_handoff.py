@@ -182,6 +182,24 @@ def test_handoffs_from_a_rollout_that_is_not_there_are_listed_and_change_nothing
     assert the_stage(step, "loss.policy").chained is None
 
 
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_rollout_under_an_attempt_of_its_own_is_no_pass(lake: Lake, trained: bool) -> None:
+    """A driver and trainers that took different attempts: nothing of a handoff was compared."""
+    samples = drawn()
+    write_rollout(lake, samples, attempt=1)
+    if trained:  # another training of the run, which is compared with its own rollouts
+        write_step(lake, samples, attempt=1, step_id=7)
+    write_step(lake, _masks_shifted(samples))
+    report = lake.replay(attempt=0)
+    step = the_cohort(report)
+    (finding,) = [one for one in step.findings if one.check == "handoff"]
+    assert "rollout 0 is not in attempt 0, and is in attempt 1" in finding.message
+    assert finding.severity == ("info" if trained else "warning")
+    assert the_stage(step, "sample").verdict == ("pass" if trained else "unverified")
+    assert report.verdict == ("pass" if trained else "unverified")
+    assert trained or lake.replay().verdict == "unverified"
+
+
 def test_a_step_whose_rollout_is_there_and_incomplete_is_refused(lake: Lake) -> None:
     samples = drawn()
     write_rollout(lake, {0: samples[::2]}, ranks=[0, 1])
