@@ -78,7 +78,7 @@ class Recorder:
         """Note what became of samples of the open rollout, recorded ones and others.
 
         Args:
-            fate: generated, scored, filtered or buffered, for a later rollout.
+            fate: generated, scored, filtered, consumed, or buffered, for a later rollout.
             sample_ids: The samples.
             reason: Why, of filtered ones: a word such as zero-std, and no text.
         """

@@ -35,7 +35,8 @@ def prepare(folder: str, lake: str) -> None:
     from trajreplay.schema.lakefile import create_lake
 
     target = lake if "://" in lake else str(Path(lake).resolve())
-    if not is_spool(folder) and _names(folder) - {TEMPORARY, _TARGET}:
+    found = _names(folder)  # before it is asked for: another rank may be making it the spool
+    if found - {TEMPORARY, _TARGET} and not is_spool(folder):
         raise CaptureError(
             f"{folder} is no spool and not empty",
             hint="Give TRAJREPLAY_CAPTURE_SPOOL a folder of its own, on a disk of this machine.",

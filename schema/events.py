@@ -67,7 +67,8 @@ TERMINAL_FIELDS = (
 )
 # What becomes of a sample of a rollout, in the order in which it does.
 GENERATED, SCORED, FILTERED, BUFFERED = "generated", "scored", "filtered", "buffered"
-FATES = (GENERATED, SCORED, FILTERED, BUFFERED)
+CONSUMED = "consumed"
+FATES = (GENERATED, SCORED, FILTERED, BUFFERED, CONSUMED)
 _REASON = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 
 

@@ -67,6 +67,7 @@ class Named:
     def __init__(self) -> None:
         self._known: dict[int, tuple[Any, int]] = {}
         self._rollout_id = -1
+        self._count = 0
         self._alone = True
 
     def note(self, rollout_id: int, data: Mapping[str, Any]) -> None:
@@ -75,12 +76,17 @@ class Named:
         own = [max(int(one.sum()), 1) for one in data["loss_masks"]]
         sums = data.get("rollout_mask_sums")
         self._alone = sums is None or [int(one) for one in sums] == own
+        self._count = len(own)
         pairs = zip(data["tokens"], data["sample_indices"], strict=True)
         self._known = {id(one): (weakref.ref(one), int(index)) for one, index in pairs}
 
     def alone(self, rollout_id: int) -> bool | None:
         """Whether what slime divides by are the trained tokens of each sample alone."""
         return self._alone if rollout_id == self._rollout_id else None
+
+    def count(self, rollout_id: int) -> int | None:
+        """How many samples this rank has of a rollout; None where it was not noted."""
+        return self._count if rollout_id == self._rollout_id else None
 
     def index_of(self, rollout_id: int, tokens: Any) -> int | None:
         """The number of a sample; None where its rollout was not noted."""

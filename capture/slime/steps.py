@@ -54,6 +54,7 @@ class _Steps:
         self._args: Any = None
         self._place = (-1, -1)  # the rollout and step
         self._micro_batches = self._rows = 0
+        self._of, self._trained = -1, 0  # samples of a rollout that steps of it consumed
         self._begun = False
         self._grad_norm: Any = None
         self._watched = False  # whether log-probs that are computed now are those of the loss
@@ -75,12 +76,24 @@ class _Steps:
         _wrap(optimizer, "zero_grad", self._zeroed)
 
     def end(self) -> None:
-        """End the step, if a loss of it was seen."""
+        """End the step, if a loss of it was seen, and recording with the last one of a training."""
         if self._begun:
             known = {} if self._grad_norm is None else {"grad_norm": self._grad_norm}
             started(self._args).end_step(**known)
+            if self._is_last():
+                started(self._args).close()
         self._begun, self._grad_norm = False, None
         self._micro_batches = self._rows = 0
+
+    def _is_last(self) -> bool:
+        """Whether all samples of the last rollout are trained on, as far as that is known."""
+        rollout_id, step_id = self._place
+        self._trained = (self._trained if self._of == rollout_id else 0) + self._rows
+        self._of = rollout_id
+        count = NAMED.count(rollout_id)
+        steps = getattr(self._args, "num_steps_per_rollout", None) or step_id + 1
+        done = count is not None and self._trained >= count and step_id + 1 == steps
+        return done and rollout_id + 1 == getattr(self._args, "num_rollout", None)
 
     def _stepped(self, original: Callable[..., Any], *given: Any, **named: Any) -> Any:
         result = original(*given, **named)

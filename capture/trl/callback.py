@@ -57,6 +57,9 @@ class TrajReplayCallback:
         """Agree with the other ranks, and wrap the methods of the trainer."""
         if self.switches is None:
             return
+        if self._hooks is not None:  # the training before did not end, and is begun again
+            self._hooks.remove()
+            self._hooks = None
         trainer = self.trainer or _calling_trainer()
         try:
             _check(trainer)
@@ -64,7 +67,13 @@ class TrajReplayCallback:
             warn(f"nothing is captured: {error}")
             return
         generated = int(trainer.args.steps_per_generation) * int(trainer.num_iterations)
-        first = int(state.global_step) * int(args.gradient_accumulation_steps) // generated
+        trained = int(state.global_step) * int(args.gradient_accumulation_steps)
+        first = trained // generated
+        if trained % generated:
+            warn(
+                f"training resumes within generation {first}: the attempt before is followed up to "
+                "it, and its steps of that generation are superseded; save at the end of one"
+            )
         self._recorder = enable(
             self.switches,
             resume_rollout_id=first if state.global_step else None,

@@ -36,6 +36,7 @@ def roll_out(recorder: Recorder, tell: Callable[[Recorder, list[str]], None]) ->
 def healthy(recorder: Recorder, names: list[str]) -> None:
     recorder.note("generated", [*names, *OTHERS])
     recorder.note("scored", names)
+    recorder.note("consumed", names[:1])
     recorder.note("filtered", OTHERS[:2], "zero-std")
     recorder.note("buffered", OTHERS[2:])
 
@@ -52,6 +53,7 @@ def test_fates_are_events_and_add_up(lake: Lake) -> None:
     )
     assert rows.arrow().to_pylist() == [
         {"event": "buffered", "n": 1, "reason": None},
+        {"event": "consumed", "n": 1, "reason": None},
         {"event": "filtered", "n": 2, "reason": "zero-std"},
         {"event": "generated", "n": len(names) + 3, "reason": None},
         {"event": "scored", "n": len(names), "reason": None},

@@ -154,16 +154,33 @@ def test_without_the_switch_nothing_is_looked_at(
 def test_plain_functions_are_those_of_the_recorder(lake: Lake) -> None:
     capture.enable_from_env(settings=WAY.short, step_stages=["sample"])
     hooks.begin_rollout(0, stages=["sample"])
+    hooks.describe_routes(num_experts=8)
     hooks.record([])
+    hooks.note("generated", ["x"])
+    hooks.note("buffered", ["x"])
     hooks.end_rollout()
     hooks.begin_step(0, 0)
     hooks.record_policy_loss(0, [], scalars={"loss": 0.0})
     hooks.record_value_loss(0, [])
+    hooks.record_scalars("loss.policy", {"loss": 0.0}, scale=0.5)
     hooks.end_step(grad_norm=1.0)
-    capture.recorder().close()
+    hooks.begin_step(0, 1)
+    hooks.drop("loss-spike")
+    hooks.end_step()
+    hooks.promote("loss-spike")
+    assert hooks.flush(60.0)
+    assert hooks.close(60.0)
     assert [(one.key.kind, one.status) for one in captured(lake)] == [
         ("rollout", "complete"),
         ("step", "complete"),
+        ("step", "dropped"),
+    ]
+    ends = lake.sql("select event, count(*) as n from events group by 1 order by 1").arrow()
+    assert [(one["event"], one["n"]) for one in ends.to_pylist()] == [
+        ("buffered", 1),
+        ("generated", 1),
+        ("heartbeat", 2),
+        ("terminal", 1),
     ]
     methods = {name for name in vars(capture.Recorder) if not name.startswith("_")}
     assert set(hooks.__all__) <= methods

@@ -88,6 +88,26 @@ def test_a_training_that_goes_on_from_a_checkpoint_is_one_lineage(
     assert {one.resumed_from for one in captured(lake) if one.key.attempt} == {(0, 1)}
 
 
+@pytest.mark.parametrize(
+    ("told", "ends"),
+    [
+        ({"num_rollout": 2}, True),
+        ({"num_rollout": 2, "num_steps_per_rollout": 2, "steps": 2}, True),
+        ({"num_rollout": 3}, False),
+        ({}, False),
+    ],
+)
+def test_a_clean_end_is_noted_once_the_last_rollout_is_trained_on(
+    lake: Lake, told: dict[str, int], ends: bool
+) -> None:
+    steps = told.get("steps", 1)
+    train(**{"steps": 1, **told})  # type: ignore[arg-type]
+    capture.recorder().retire()  # as a process that ends, and says nothing
+    rows = lake.sql("select detail from events where event = 'terminal'").arrow()["detail"]
+    assert ['"status":"ok"' in one for one in rows.to_pylist()] == [True] * ends
+    assert len([one for one in captured(lake) if one.status == "complete"]) == 2 + 2 * steps
+
+
 def test_a_mean_over_several_samples_is_recorded_and_says_why(lake: Lake) -> None:
     train(changes={"rollout_mask_sums": [9] * 8})
     report = replayed(lake)

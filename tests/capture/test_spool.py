@@ -18,7 +18,7 @@ from trajreplay import CaptureError, Lake, SampleRecord, SchemaError, capture
 from trajreplay.capture import CaptureWarning, Recorder, Switches
 from trajreplay.capture.background import THREAD as WRITER
 from trajreplay.capture.promoter import THREAD
-from trajreplay.capture.spool import prepare, promoted, waiting
+from trajreplay.capture.spool import _names, prepare, promoted, waiting
 from trajreplay.schema import lakefile
 from trajreplay.schema.store import Store
 
@@ -234,3 +234,18 @@ def test_the_switch_is_a_folder(lake: Lake) -> None:
     assert found.spool == "/local"
     with pytest.raises(SchemaError, match="expected a folder of this machine"):
         Switches.from_env({**given, "TRAJREPLAY_CAPTURE_SPOOL": "s3://bucket"})
+
+
+def test_a_folder_that_another_rank_makes_the_spool_meanwhile_is_one(
+    lake: Lake, spool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = _names
+
+    def late(folder: str) -> set[str]:
+        monkeypatch.setattr("trajreplay.capture.spool._names", look)
+        prepare(folder, lake.path)
+        return look(folder)
+
+    monkeypatch.setattr("trajreplay.capture.spool._names", late)
+    prepare(spool, lake.path)
+    assert waiting(spool) == []
