@@ -91,6 +91,8 @@ def write_explained(
     for one in found.not_loaded:
         output.note(f"faults that are not tried: {one}")
     together = clusters(found) if across else []
+    if with_report and output.format not in ("table", "json"):
+        output.note("the rows are explanations: the report is in --format table and json")
     if output.format != "json" and not (with_report and output.is_text):
         output.note_refused(found.report.refused)
         _note_unjudged(found, output, everything)

@@ -110,6 +110,8 @@ def replay(
     has to satisfy all.
     """
     check_selection(selection)
+    if changes and explained:
+        raise click.UsageError("--explain explains a verdict, and --set gives none.")
     if changes or explained:
         _refuse(("atol", "rtol", "exact"), selection, "--set" if changes else "--explain")
     if changes:

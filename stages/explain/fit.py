@@ -42,6 +42,7 @@ class Fit:
         repaired: The fields that it gives and the settings do not.
         moved_at: (E,) bool each. By field, the values that it moves.
         right_at: (E,) bool each. By field, the values that it gives.
+        where: The ranks that it happened to, in words; empty where it happened to all.
     """
 
     told: tuple[tuple[Fault, Told], ...]
@@ -55,6 +56,7 @@ class Fit:
     repaired: frozenset[Key]
     moved_at: Mapping[Key, Tensor]
     right_at: Mapping[Key, Tensor]
+    where: str = ""
 
     @property
     def faults(self) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from trajreplay.stages.explain.fit import (
     largest_error,
     resting_on_counts,
 )
+from trajreplay.stages.explain.ranks import at_some_ranks
 from trajreplay.stages.explain.residual import residual_shapes
 from trajreplay.stages.explain.target import Target
 from trajreplay.stages.explain.trying import told_of
@@ -81,6 +82,9 @@ def explain_stage(
         if not fits:  # only a pair can, or one that comes near to it
             found += _singles(target, [one for one in mine if one not in able])
             found.sort(key=lambda one: one.order)
+        if not fits:
+            parts = (at_some_ranks(block, base, one) for one in found if one.moved)
+            fits = [one for one in parts if one is not None]
         if not fits:
             fits = [one for one in _pairs(target, found) if one.reproduces]
         if not fits:
@@ -208,4 +212,5 @@ def _hypothesis(alike: Sequence[Fit], by_chance: int) -> Hypothesis:
 
 
 def _sentence(fit: Fit) -> str:
-    return ", and ".join(fault.says(told.detail) for fault, told in fit.told)
+    said = ", and ".join(fault.says(told.detail) for fault, told in fit.told)
+    return f"{said}, {fit.where}" if fit.where else said

@@ -238,3 +238,20 @@ def test_of_many_that_were_refused_the_first_are_told_and_the_rest_counted(tmp_p
     told = run("explain", "--lake", lake.path).err
     assert (told.count("Not explained: "), "2 more (--all shows them)" in told) == (11, True)
     assert run("explain", "--lake", lake.path, "--all").err.count("Not explained: ") == 12
+
+
+def test_other_settings_have_nothing_to_explain(tmp_path: Path) -> None:
+    lake = Lake.create(tmp_path / "lake")
+    write_rollout(lake, drawn())
+    found = run("replay", "--lake", lake.path, "--set", "reward.ddof=0", "--explain")
+    assert (found.code, found.out) == (2, "")
+    assert "--explain explains a verdict, and --set gives none." in found.err
+
+
+def test_rows_of_a_replay_that_is_explained_say_where_its_report_is(tmp_path: Path) -> None:
+    lake = Lake.create(tmp_path / "lake")
+    write_rollout(lake, drawn())
+    for kind in ("ndjson", "csv"):
+        found = run("replay", "--lake", lake.path, "--explain", "--format", kind)
+        assert "the report is in --format table and json" in found.err
+    assert "the report is" not in run("explain", "--lake", lake.path, "--format", "csv").err
