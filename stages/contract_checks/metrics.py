@@ -24,7 +24,11 @@ def columns_of_metrics(logged: Collection[str], stages: Collection[str]) -> tupl
         stages: Stages that are recomputed.
     """
     audits = not {*_known(stages)}.isdisjoint(logged)
-    return ("entropy", "micro_batch_id") if audits else ()
+    clipped = "value_clipfrac" in logged and "loss.value" not in stages
+    return (
+        *(("entropy", "micro_batch_id") if audits else ()),
+        *(("values", "old_values") if clipped else ()),
+    )
 
 
 def _known(stages: Collection[str]) -> Mapping[str, Metric]:

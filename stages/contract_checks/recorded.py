@@ -29,6 +29,8 @@ def check_recorded(given: Together) -> Iterator[Found]:
         yield from given.each(_kl)
     if "loss.policy" not in given.stages and "log_probs" in names:
         yield from given.each(_stuck)
+    if "loss.value" not in given.stages and "old_values" in names:
+        yield from given.each(_stuck_value)
     for index, cohort in enumerate(given.block.cohorts):
         if len(cohort.owners) > 1:
             yield from ((index, one) for one in _between_ranks(given.of(index)))
@@ -90,6 +92,24 @@ def _stuck(given: Columns) -> Iterator[Finding]:
             "move"
         )
         yield given.at("metric.stuck", "warning", message, int(out[0]), "loss.policy")
+
+
+def _stuck_value(given: Columns) -> Iterator[Finding]:
+    """A clip fraction of values of exactly 0, where values moved beyond the clip."""
+    value = given.settings.value
+    found = [one.value for one in _scalars(given) if one.field == "value_clipfrac"]
+    there = given.has("values", "old_values")
+    if value.clip is None or value.counted != "value" or not found or any(found) or not there:
+        return
+    moved = np.abs(given.tokens("values").astype(np.float64) - given.tokens("old_values"))
+    out = ((moved > value.clip * (1.0 + BEYOND)) & given.mask).nonzero()[0]
+    if len(out) >= MOVED:
+        message = (
+            f"value_clipfrac is exactly 0, and {len(out)} trained tokens have values that moved by "
+            f"more than the clip of {value.clip:g}, here by {moved[out[0]]:.4g}: a metric that "
+            "cannot move"
+        )
+        yield given.at("metric.stuck", "warning", message, int(out[0]), "loss.value")
 
 
 def _scalars(given: Columns) -> list[Output]:

@@ -40,6 +40,9 @@ def _duplicates(given: Together) -> Iterator[Found]:
     name = next((one for one in _WITNESSES if given.has(one)), None)
     if name is None:
         return
+    for index in range(len(given.spans)):
+        if len(given.block.cohorts[index].owners) > 1:
+            yield from ((index, one) for one in _short_copies(given.of(index), name))
     rows = (given.lengths >= ENOUGH).nonzero()[0]
     first, second = (
         given.tokens(name)[places].astype(np.float32).view(np.uint32).astype(np.uint64)
@@ -67,12 +70,7 @@ def _duplicated(given: Columns, name: str) -> Iterator[Finding]:
     likely = _likely(given, values)
     doubled = _doubled_rank(given, first_of, likely)
     if doubled is not None:
-        rank, other = doubled
-        message = (
-            f"rank {rank} holds the samples of rank {other} under other ids, {name} equal bit by "
-            "bit: a copy that counts twice; state its tensor rank, or shard the data"
-        )
-        yield given.finding("rank.doubled", "error", message)
+        yield _copy(given, name, *doubled)
         return
     rare = likely + math.log(max(len(likely), 1)) < math.log(RARE)
     if name != _WITNESSES[0]:
@@ -87,6 +85,34 @@ def _duplicated(given: Columns, name: str) -> Iterator[Finding]:
         f"{given.table['sample_id'][source].as_py()}"
     )
     yield given.finding("sample.duplicated", "warning", message, sample=row)
+
+
+def _copy(given: Columns, name: str, rank: int, other: int) -> Finding:
+    message = (
+        f"rank {rank} holds the samples of rank {other} under other ids, {name} equal bit by "
+        "bit: a copy that counts twice; state its tensor rank, or shard the data"
+    )
+    sample = int((given.ranks == rank).argmax())
+    return given.finding("rank.doubled", "error", message, sample=sample, token=0)
+
+
+def _short_copies(given: Columns, name: str) -> Iterator[Finding]:
+    """Ranks of samples too short to be told one by one, which are those of another in a row."""
+    values, lengths = given.tokens(name), given.lengths
+    seen: dict[bytes, int] = {}
+    for rank in np.unique(given.ranks[lengths > 0]).tolist():
+        mine = given.ranks == rank
+        places = mine.repeat(lengths)
+        short = lengths[mine].max() < ENOUGH and int(lengths[mine].sum()) >= DOUBLED
+        if not short or np.ptp(own := values[places]) == 0:
+            continue
+        other = seen.setdefault(lengths[mine].tobytes() + own.tobytes(), rank)
+        if other == rank or not _likely(given, values)[mine].sum() < math.log(RARE):
+            continue
+        groups = given.groups if given.has("group_id") else np.arange(len(lengths))
+        if not (groups[mine] == groups[given.ranks == other]).any():
+            yield _copy(given, name, rank, other)
+            return
 
 
 def _alike(given: Columns, values: Floats) -> list[int]:

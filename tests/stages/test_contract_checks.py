@@ -171,6 +171,35 @@ def test_what_is_wrong_is_found_by_name(lake: Lake, name: str) -> None:
     assert found[0].stage == "sample"
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_in_reduced_precision_is_named_beside_one_that_is_not(lake: Lake, rank: int) -> None:
+    samples = _samples()
+    for one in samples[4 * rank : 4 * rank + 4]:
+        values = one.columns["rollout_log_probs"]
+        one.columns["rollout_log_probs"] = values.bfloat16().float()
+    (found,) = [one for one in _findings(lake, samples) if one.check == "log-prob.quantised"]
+    assert f"every value of rollout_log_probs of rank {rank} is one of bfloat16" in found.message
+    assert (found.sample_id, found.token) == (f"s-{4 * rank}", 0)
+
+
+@pytest.mark.parametrize("length", range(1, 9))
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_rank_of_short_samples_is_there_twice_where_their_tokens_together_say_so(
+    lake: Lake, length: int, shared: bool
+) -> None:
+    """Members of one prompt may be equal, and a few tokens are by chance."""
+    samples = _samples(size=16, length=length)
+    for one, other in zip(samples[:8], samples[8:], strict=True):
+        for name in COLUMNS[:3]:
+            other.columns[name] = one.columns[name].clone()
+        if shared:
+            other.group = one.group
+    found = _findings(lake, samples, stages=["sample"], shares={0: samples[:8], 1: samples[8:]})
+    doubled = [one for one in found if one.check == "rank.doubled"]
+    assert len(doubled) == (length * 8 >= 32 and not shared)
+    assert [(one.sample_id, one.token) for one in doubled] == [("s-8", 0)] * len(doubled)
+
+
 @pytest.mark.parametrize("name", ["above 0", "without probability", "filled in"])
 def test_the_token_is_named(lake: Lake, name: str) -> None:
     spoil, check, _ = SPOILT[name]
@@ -332,6 +361,34 @@ def test_a_metric_is_stuck_only_where_its_ratio_moves(proximal: str, lake: Lake)
     (cohort,) = lake.replay().cohorts
     stuck = [one for one in cohort.findings if one.check == "metric.stuck"]
     assert bool(stuck) == (proximal == "recorded")
+
+
+@pytest.mark.parametrize("moved", [0.1, 0.5])
+@pytest.mark.parametrize("counted", ["value", "loss"])
+@pytest.mark.parametrize("logged", [0.0, 0.25])
+def test_a_clip_fraction_of_values_is_stuck_only_where_values_moved_beyond_the_clip(
+    lake: Lake, moved: float, counted: str, logged: float
+) -> None:
+    samples = _samples()
+    for one in samples:
+        one.columns["old_values"] = one.columns["old_log_probs"].clone()
+        one.columns["values"] = one.columns["old_values"] + moved
+    settings = with_changes(WAY.full, {"value.clip": 0.2, "value.counted": counted})
+    scalars = Expected(
+        {"value_clipfrac": logged}, {"scope": "rank", "reduction": "mean"}, stage="loss.value"
+    )
+    write_step(
+        lake,
+        {0: samples},
+        stages=["sample"],
+        settings=settings,
+        columns=("values", "old_values"),
+        expected={0: [scalars]},
+    )
+    (cohort,) = lake.replay().cohorts
+    stuck = [one for one in cohort.findings if one.check == "metric.stuck"]
+    assert bool(stuck) == (moved > 0.2 and counted == "value" and not logged)
+    assert {(one.stage, one.sample_id, one.token) for one in stuck} <= {("loss.value", "s-0", 0)}
 
 
 def test_a_few_certain_tokens_are_no_column_of_zeros(lake: Lake) -> None:

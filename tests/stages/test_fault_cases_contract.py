@@ -250,23 +250,31 @@ def _k035(side: str) -> Scene:
 
 
 def _k037(side: str) -> Scene:
-    """An entry is missing at the front of all: every sample has the values of the token before."""
+    """No sample has an entry for its first token, which the packed ones of the right side have."""
     case = CASES["K-037"]
-    given = np.array(case["right"]["packed_logps"][1:3] + case["right"]["packed_logps"][4:])
     numbers = np.random.default_rng(37)
-    right = np.concatenate([given, -np.abs(numbers.normal(0.0, 1.0, 60)) - 0.01])
-    wrong = np.concatenate([[0.0], right[:-1]])
-    samples = [
-        _sample(row, [1] * 8, rollout_log_probs=part, old_log_probs=true)
-        for row, (part, true) in enumerate(
-            zip(
-                np.split(right if side == "right" else wrong, 8),
-                np.split(right, 8),
-                strict=True,
-            )
-        )
-    ]
-    return Scene({0: samples})
+    drawn = [-np.abs(numbers.normal(0.0, 1.0, 7)) - 0.01 for _ in range(8)]
+    given = [*(np.array(one) for one in case["inputs"]["logps"]), *drawn]
+    right = [np.concatenate([[0.0], one]) for one in given]
+    length = sum(map(len, right))
+    wrong = np.concatenate([[0.0], *given])
+    assert np.concatenate(right[:2]).tolist() == case["right"]["packed_logps"]
+    assert wrong[: case["wrong"]["length"]].tolist() == case["wrong"]["packed_logps"]
+    cuts = np.cumsum([len(one) for one in right])[:-1]
+    late = np.split(np.concatenate([wrong, np.zeros(length - len(wrong))]), cuts)
+    # The token of no entry is not trained, on either side.
+    return Scene(
+        {
+            0: [
+                _sample(
+                    row, [0] + [1] * (len(true) - 1), rollout_log_probs=part, old_log_probs=true
+                )
+                for row, (part, true) in enumerate(
+                    zip(right if side == "right" else late, right, strict=True)
+                )
+            ]
+        }
+    )
 
 
 def _k040(side: str) -> Scene:
