@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from trajreplay.stages.contract_checks.columns import Columns, Flags, Floats
-from trajreplay.stages.contract_checks.shifts import APART, ENOUGH
+from trajreplay.stages.contract_checks.shifts import APART, ENOUGH, SURE
 from trajreplay.stages.report import Finding
 
 SAMPLED = "rollout_log_probs"
@@ -46,7 +46,9 @@ def one_sided(given: Columns, one: str, other: str, finite: Flags) -> Iterator[F
     whole = _told(one, other, first[usable], second[usable])
     owned = given.ranks.repeat(given.lengths)
     ranks = {rank: usable & (owned == rank) for rank in np.unique(given.ranks).tolist()}
-    of_rank = {rank: _told(one, other, first[own], second[own]) for rank, own in ranks.items()}
+    # A few tokens in the tail of one of many ranks may make a slope by chance.
+    large = {rank: own for rank, own in ranks.items() if np.count_nonzero(own) >= SURE}
+    of_rank = {rank: _told(one, other, first[own], second[own]) for rank, own in large.items()}
     told = [rank for rank, found in of_rank.items() if found is not None]
     single = bool(told) and 2 * len(told) <= len(ranks)  # of most, it is of the cohort
     found, places = (of_rank[told[0]], ranks[told[0]]) if single else (whole, usable)
