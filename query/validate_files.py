@@ -14,7 +14,6 @@ from trajreplay.query.reading import by_name, read_opened
 from trajreplay.query.scanning import WHOLE_LIMIT_BYTES, decoded_bytes
 from trajreplay.query.validate_values import (
     LENGTHS,
-    PLACING,
     redaction_problems,
     seal_problems,
     total_problems,
@@ -23,6 +22,7 @@ from trajreplay.query.validate_values import (
 from trajreplay.schema.columns import Column
 from trajreplay.schema.entry import DataFile, Entry
 from trajreplay.schema.errors import DatasetError
+from trajreplay.schema.shards import PLACING
 from trajreplay.schema.store import Store
 from trajreplay.schema.tables import TABLES
 

@@ -9,15 +9,13 @@ import pyarrow.compute as pc
 
 from trajreplay.schema.columns import Column, Table
 from trajreplay.schema.entry import DataFile, Entry
-from trajreplay.schema.errors import SchemaError
+from trajreplay.schema.errors import DatasetError, SchemaError
 from trajreplay.schema.lists import elements, list_place, non_finite
 from trajreplay.schema.policy import TEXT_FIELDS, Redaction
-from trajreplay.schema.shards import row_places, shard_lengths
+from trajreplay.schema.shards import PLACING, row_places, shard_lengths
 from trajreplay.schema.tables import OWN_LENGTH, TABLES, length_column
 
 LENGTHS = ("response_length", "total_length")
-# What says where context-parallel shards lie, by the arguments of `row_places`.
-PLACING = {"ranks": "context_rank", "sizes": "context_size", "batches": "micro_batch_id"}
 Columns = Mapping[str, pa.ChunkedArray]
 
 
@@ -74,7 +72,10 @@ def _is_shard(entry: Entry, column: Column, values: pa.ChunkedArray, lengths: Co
     layout = entry.settings.layout
     total, response = (lengths[name].to_numpy() for name in ("total_length", "response_length"))
     stated = {key: lengths[name].to_pylist() for key, name in PLACING.items() if name in lengths}
-    places = row_places(layout, entry.parallel, total, **stated)
+    try:
+        places = row_places(layout, entry.parallel, total, **stated)
+    except DatasetError:
+        return False  # it cannot be told what a rank holds: the lists have to be whole
     held = shard_lengths(column.name, layout, places, total, response)
     if held is None:
         return False

@@ -45,6 +45,8 @@ class SampleRecord:
         trajectory_id: The trajectory that it is a fragment of, where one was cut into several.
         context_rank, context_size: Which context-parallel shard of the sample this is, and of how
             many, where samples of one rank are cut differently; else the rank's coordinates hold.
+        padded_length: Tokens that its sequence was padded to before context-parallel ranks cut it,
+            where all of a batch are padded to one length; its own otherwise.
         fragment_index: Its place among those fragments, from 0: the step of an agent.
         agent_id, episode_id: Which agent of its environment, and in which run of that, where
             several agents act in one.
@@ -75,6 +77,7 @@ class SampleRecord:
     trajectory_id: str | None = None
     context_rank: int | None = None
     context_size: int | None = None
+    padded_length: int | None = None
     fragment_index: int | None = None
     agent_id: str | None = None
     episode_id: str | None = None

@@ -13,6 +13,10 @@ from trajreplay.schema.lists import Int64s, lengths_of
 from trajreplay.schema.settings import LayoutSettings
 from trajreplay.schema.shards import Places, Spans, WholeLists, held_tokens, response_spans
 
+CUT_HINT = (
+    "State how sequences were cut: layout.context, layout.context_multiple and "
+    "layout.context_padding."
+)
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
@@ -88,7 +92,7 @@ def held_spans(
             f"{cut.where}: {name} of sample {cut.sample_ids[row]!r} has {lengths[row]} values, "
             f"expected {held[row]}, its tokens under the stated layout, or response_length = "
             f"{cut.response[row]} on every rank",
-            hint="State how sequences were cut: layout.context and layout.context_multiple.",
+            hint=CUT_HINT,
         )
     if not complete.any():
         return spans

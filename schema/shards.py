@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.identity import ParallelCoordinates
 from trajreplay.schema.lists import Int64s
 from trajreplay.schema.settings import LayoutSettings
@@ -16,6 +17,13 @@ from trajreplay.schema.tables import RESPONSE_LISTS
 Spans = list[tuple[Int64s, Int64s]]
 Piece = tuple[pa.Array, Int64s, Spans]
 SHARDED = ("zigzag", "contiguous", "all-gather")
+# The columns that say where the shards of rows lie, by the arguments of `row_places`.
+PLACING = {
+    "ranks": "context_rank",
+    "sizes": "context_size",
+    "batches": "micro_batch_id",
+    "padded": "padded_length",
+}
 
 
 class Places(NamedTuple):
@@ -25,7 +33,7 @@ class Places(NamedTuple):
         rank: Rank of the shard among those of its sample.
         size: How many shards the sample has.
         start: Where its sequence begins in what is cut; 0 where each sequence is cut by itself.
-        length: Tokens of what is cut, without padding.
+        length: Tokens of what is cut, without padding to a multiple.
     """
 
     rank: Int64s
@@ -42,6 +50,8 @@ def row_places(
     ranks: Sequence[int | None] | None = None,
     sizes: Sequence[int | None] | None = None,
     batches: Sequence[str | None] | None = None,
+    padded: Sequence[int | None] | None = None,
+    where: str = "",
 ) -> Places:
     """Say where the shards of the rows of one capture lie.
 
@@ -53,22 +63,37 @@ def row_places(
         sizes: `context_size` of each row, likewise.
         batches: `micro_batch_id` of each row, whose sequences are one stream in `all-gather`; None
             if all rows are one.
+        padded: `padded_length` of each row, whose sequence is cut by itself; None, of all or of
+            one, for that of the sequence.
+        where: The capture, in words.
+
+    Raises:
+        DatasetError: A row is a shard of a sequence that was padded to the length of a batch, and
+            does not say to which.
     """
-    start, length = np.zeros_like(total), total
+    count = len(total)
+    rank = _filled(ranks, np.full(count, place.context_rank, np.int64))
+    size = _filled(sizes, np.full(count, place.context_size, np.int64))
     if layout.context == "all-gather":
-        start, length = _stream(total, batches)
-    return Places(
-        _filled(ranks, place.context_rank, len(total)),
-        _filled(sizes, place.context_size, len(total)),
-        start,
-        length,
-    )
+        return Places(rank, size, *_stream(total, batches))
+    if layout.context_padding == "batch" and layout.context in SHARDED:
+        given = [None] * count if padded is None else padded
+        unsaid = (size > 1) & np.array([one is None for one in given], np.bool_)
+        if unsaid.any():
+            raise DatasetError(
+                f"{where and f'{where}: '}row {int(np.argmax(unsaid))} has no padded_length, "
+                "expected the tokens that its sequence was padded to, for layout.context_padding "
+                "is 'batch'",
+                hint="Record padded_length of every sample, or state layout.context_padding.",
+            )
+    return Places(rank, size, np.zeros_like(total), _filled(padded, total))
 
 
-def _filled(values: Sequence[int | None] | None, default: int, count: int) -> Int64s:
+def _filled(values: Sequence[int | None] | None, default: Int64s) -> Int64s:
     if values is None:
-        return np.full(count, default, np.int64)
-    return np.array([default if one is None else one for one in values], np.int64)
+        return default
+    pairs = zip(values, default.tolist(), strict=True)
+    return np.array([own if one is None else one for one, own in pairs], np.int64)
 
 
 def _stream(total: Int64s, batches: Sequence[str | None] | None) -> tuple[Int64s, Int64s]:
@@ -90,7 +115,8 @@ def response_spans(
 ) -> Spans:
     """The response tokens of each sample that one of its shards holds.
 
-    A sequence of t tokens is padded to P, the next multiple of m, and cut into chunks of c tokens.
+    A sequence of t tokens, or of those of its batch that it was padded to, is padded to P, the next
+    multiple of m, and cut into chunks of c tokens.
     zigzag: 2 n chunks of P / 2n, of which rank k holds k and 2n - 1 - k, in this order, m = 2n
     unless stated. contiguous: n chunks of P / n, m = n unless stated. all-gather: as contiguous,
     of all sequences of a micro-batch laid end to end. The log-prob of response token j is made at
@@ -108,8 +134,8 @@ def response_spans(
 
     Source:
         slime and Relax (zigzag, m = 2n; all-gather), NeMo-RL and Megatron (zigzag, their own
-        multiples), prime-rl (all-gather: chunks of the packed row). Relax's bshd pads all
-        sequences to one length, the m that is the next multiple of 2n.
+        multiples), prime-rl (all-gather: chunks of the packed row). bshd of slime and Relax: the
+        longest sequence of a data-parallel rank, rounded up, is the length of all of that rank.
 
     >>> layout, total = LayoutSettings(context="zigzag"), np.array([11])
     >>> places = row_places(layout, ParallelCoordinates(context_rank=1, context_size=2), total)

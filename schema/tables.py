@@ -81,6 +81,14 @@ _PROVENANCE = (
         nullable=True,
     ),
     Column(
+        "padded_length",
+        pa.int32(),
+        "Tokens that its sequence was padded to before ranks cut it, where that is a batch's.",
+        "provenance",
+        unit="token",
+        nullable=True,
+    ),
+    Column(
         "fragment_index",
         pa.int32(),
         "Its place among the fragments of its trajectory, from 0.",

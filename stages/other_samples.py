@@ -15,6 +15,7 @@ from trajreplay.stages.sources import Source, Sources
 
 # What every sample has wherever it is packed.
 _BASE = ("sample_id", "group_id", "response_length", "total_length", "loss_mask")
+_PADDED = "padded_length"
 _PLACES = ("source_attempt", "source_rollout_id")
 
 
@@ -54,6 +55,10 @@ def other_samples(
         if lacking:
             return f"rollout {rollout_id} lacks {lacking[0]} of samples that the step does not hold"
         chosen = others.select(wanted)
+        if has_column(table, _PADDED):  # which token was on which context-parallel rank
+            stated = has_column(others, _PADDED)
+            none = pa.nulls(len(others), pa.int32())
+            chosen = chosen.append_column(_PADDED, others[_PADDED] if stated else none)
         if ranks is not None:
             chosen = chosen.append_column("rank", others["rank"]).append_column(
                 "row", others["row"]

@@ -16,7 +16,6 @@ from trajreplay.stages.contract_checks import CHECKED, columns_of_metrics
 from trajreplay.stages.plugins import Plugin
 from trajreplay.stages.report import StageResult
 from trajreplay.stages.scoring import SCORED
-from trajreplay.stages.shards import PLACING
 from trajreplay.stages.sources import TWINS
 
 _ALWAYS = (
@@ -145,7 +144,7 @@ class Recipes:
         optional = [*_OPTIONAL, *twins] if "advantage.estimate" in abilities else [*twins]
         optional += ("group_size",) if "reward.post_process" in abilities else ()
         optional += (GRADIENTS,) if "loss.policy" in abilities and kind == "step" else ()
-        optional += PLACING[-2:]
+        optional += ("context_rank", "context_size", "padded_length")
         in_streams = widest.context_size > 1 or "context_size" in held
         if in_streams and lead.settings.layout.context == "all-gather":
             optional.append("micro_batch_id")

@@ -11,30 +11,27 @@ import pyarrow as pa
 from trajreplay.schema.columns import has_column
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.settings import LayoutSettings
-from trajreplay.schema.shards import row_places
+from trajreplay.schema.shards import PLACING, row_places
 from trajreplay.schema.tables import RESPONSE_LISTS
 from trajreplay.stages.packed import FORWARD_RANK
 from trajreplay.stages.report import CohortReport
 from trajreplay.stages.shard_group import PLACE, ShardGroup
 from trajreplay.stages.shard_outputs import Part, joined_outputs
 
-# Columns that say where the shards of a row lie.
-PLACING = ("response_length", "total_length", "micro_batch_id", "context_rank", "context_size")
+# Columns that a part needs for its rows to be `placed`.
+PLACED_BY = ("response_length", "total_length", *PLACING.values())
 _OWN = ("rank", "row", "context_rank", "context_size", *PLACE)
 
 
 def placed(part: Part, layout: LayoutSettings) -> Part:
     """A part whose rows know where their shards lie, before any of them is left out."""
     table = part.table
-    there = {name: table[name].to_pylist() for name in PLACING[2:] if has_column(table, name)}
+    there = {
+        key: table[name].to_pylist() for key, name in PLACING.items() if has_column(table, name)
+    }
     total = np.asarray(table["total_length"].to_numpy(), np.int64)
     places = row_places(
-        layout,
-        part.entry.parallel,
-        total,
-        ranks=there.get("context_rank"),
-        sizes=there.get("context_size"),
-        batches=there.get("micro_batch_id"),
+        layout, part.entry.parallel, total, **there, where=f"rank {part.entry.key.rank}"
     )
     for name, values in zip(PLACE, places, strict=True):
         table = table.append_column(name, pa.array(values))

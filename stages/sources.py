@@ -23,7 +23,7 @@ from trajreplay.schema.tables import EVENTS, ROLLOUTS
 from trajreplay.stages.consumed import Consumed
 from trajreplay.stages.packed import numbered
 from trajreplay.stages.shard_outputs import Part
-from trajreplay.stages.shards import PLACING, is_sharded, placed, whole_samples
+from trajreplay.stages.shards import PLACED_BY, is_sharded, placed, whole_samples
 
 # Columns that a rollout capture and the steps that consumed it both hold.
 TWINS = (
@@ -181,7 +181,7 @@ class Sources:
             if (file := entry.file("rollouts")) is not None
             for name in file.columns
         }
-        held = [name for name in (*FILLED, *PLACING) if name in there]
+        held = [name for name in (*FILLED, *PLACED_BY) if name in there]
         names = ["sample_id", *dict.fromkeys(held)]
         store = self._sets.catalog.store
         try:

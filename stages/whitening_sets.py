@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trajreplay.schema.columns import has_column
 from trajreplay.schema.identity import ParallelCoordinates
 from trajreplay.schema.shards import packed_positions, response_spans, row_places
 from trajreplay.stages.block import Block
@@ -44,6 +45,8 @@ def _context_ranks(block: Block) -> Tensor:
     total, response = (
         packed.scalars(name).long().numpy() for name in ("total_length", "response_length")
     )
+    stated = has_column(packed.table, "padded_length")
+    padded = packed.table["padded_length"].to_pylist() if stated else None
     starts = packed.offsets[:-1].numpy()
     found = np.zeros(int(packed.offsets[-1]), np.int64)
     first = 0
@@ -52,7 +55,7 @@ def _context_ranks(block: Block) -> Tensor:
         own = slice(start, stop)
         for rank in range(size):
             place = ParallelCoordinates(context_rank=rank, context_size=size)
-            places = row_places(layout, place, total[own])
+            places = row_places(layout, place, total[own], padded=padded and padded[own])
             spans = response_spans(layout, total[own], response[own], places)
             found[packed_positions(spans, starts[own])] = first + rank
         first += size

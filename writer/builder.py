@@ -11,7 +11,7 @@ import numpy as np
 
 from trajreplay.schema.contracts import StageContract
 from trajreplay.schema.entry import Entry, LogProbOrigin, Output
-from trajreplay.schema.errors import CaptureError, listed
+from trajreplay.schema.errors import CaptureError, DatasetError, listed
 from trajreplay.schema.identity import (
     DROPPED,
     Kind,
@@ -318,7 +318,10 @@ class CaptureBuilder:
         if samples is None or (place.context_size == 1 and not samples.sharded):
             return None
         layout = self._draft.settings.layout
-        places = row_places(layout, place, samples.total_length, **samples.placing())
+        try:
+            places = row_places(layout, place, samples.total_length, **samples.placing())
+        except DatasetError as error:
+            raise CaptureError(error.message, hint=error.hint) from None
         return shard_lengths(name, layout, places, samples.total_length, samples.response_length)
 
     def _ragged(self) -> list[str]:

@@ -23,6 +23,7 @@ COUNTS = {
     "group_size": 2**31 - 1,
     "context_rank": 2**31 - 1,
     "context_size": 2**31 - 1,
+    "padded_length": 2**31 - 1,
     "fragment_index": 2**31 - 1,
     "turns": 2**31 - 1,
     "first_message_length": 2**31 - 1,
@@ -169,14 +170,27 @@ def _count_problems(values: dict[str, list[Any]]) -> list[str]:
 
 
 def _shard_problems(values: dict[str, list[Any]]) -> list[str]:
+    problems = _padding_problems(values)
     if all_none(values["context_rank"]) and all_none(values["context_size"]):
-        return []
+        return problems
     pairs = zip(values["context_rank"], values["context_size"], strict=True)
-    return [
+    return problems + [
         f"row {row}: context_rank and context_size of sample {named(values['sample_id'][row])} are "
         f"{rank} and {size}, expected a rank below its size, or neither"
         for row, (rank, size) in enumerate(pairs)
         if (rank is None) != (size is None) or (rank is not None and rank >= size)
+    ]
+
+
+def _padding_problems(values: dict[str, list[Any]]) -> list[str]:
+    if all_none(values["padded_length"]):
+        return []
+    pairs = zip(values["padded_length"], values["total_length"], strict=True)
+    return [
+        f"row {row}: padded_length of sample {named(values['sample_id'][row])} is {padded}, "
+        f"expected at least its total_length = {total}"
+        for row, (padded, total) in enumerate(pairs)
+        if padded is not None and padded < total
     ]
 
 

@@ -15,6 +15,7 @@ from trajreplay.schema.errors import CaptureError, listed, shown
 from trajreplay.schema.identity import CaptureKey
 from trajreplay.schema.policy import Redaction
 from trajreplay.schema.records import SampleLists, SampleRecord, values_of
+from trajreplay.schema.shards import PLACING
 from trajreplay.schema.tables import SPANS, length_column
 from trajreplay.writer.components import encode_components
 from trajreplay.writer.encode import ListColumn, encode_column
@@ -59,10 +60,9 @@ class SampleColumns:
         """Whether a row says which shard of its sample it is."""
         return "context_size" in self.scalars
 
-    def placing(self) -> dict[str, list[Any] | None]:
+    def placing(self) -> dict[str, Any]:
         """What rows say of where their shards lie, as arguments of `row_places`."""
-        names = {"ranks": "context_rank", "sizes": "context_size", "batches": "micro_batch_id"}
-        found = {key: self.scalars.get(name) for key, name in names.items()}
+        found = {key: self.scalars.get(name) for key, name in PLACING.items()}
         return {key: None if one is None else one.to_pylist() for key, one in found.items()}
 
     @property

@@ -83,6 +83,7 @@ def _raw_rewards(data: Mapping[str, Any]) -> list[float] | None:
 def _samples(args: Any, rollout_id: int, data: Mapping[str, Any]) -> list[SampleRecord]:
     group = int(args.n_samples_per_prompt)
     truncated, raw = data.get("truncated"), _raw_rewards(data)
+    padded = data.get("max_seq_lens")
     return [
         SampleRecord(
             sample_id=sample_id(index),
@@ -90,6 +91,7 @@ def _samples(args: Any, rollout_id: int, data: Mapping[str, Any]) -> list[Sample
             group_size=group,
             response_length=int(data["response_lengths"][row]),
             total_length=len(data["tokens"][row]),
+            padded_length=None if padded is None else int(padded[row]),
             loss_mask=data["loss_masks"][row],
             raw_reward=None if raw is None else raw[row],
             reward=float(data["rewards"][row]),

@@ -23,7 +23,9 @@ def settings_of(args: Any) -> Settings:
         given["advantage_estimator"] = "grpo"
     settings = RecomputeConfig(**given).resolve()
     if place().context_size > 1:
-        return with_changes(settings, {"layout.context": "zigzag"})
+        padding = "batch" if getattr(args, "qkv_format", None) == "bshd" else "sequence"
+        changes = {"layout.context": "zigzag", "layout.context_padding": padding}
+        return with_changes(settings, changes)
     return settings
 
 

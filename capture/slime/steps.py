@@ -166,6 +166,7 @@ class _Steps:
 
     def _samples(self, batch: Any, first: int) -> list[SampleRecord]:
         rollout_id, group = self._place[0], int(self._args.n_samples_per_prompt)
+        padded = batch.get("max_seq_lens")
         records = []
         for row, tokens in enumerate(batch["unconcat_tokens"]):
             index = NAMED.index_of(rollout_id, tokens)
@@ -175,6 +176,7 @@ class _Steps:
                     name,
                     response_length=int(batch["response_lengths"][row]),
                     total_length=int(batch["total_lengths"][row]),
+                    padded_length=None if padded is None else int(padded[row]),
                     loss_mask=batch["loss_masks"][row],
                     group_index=None if index is None else index // group,
                     group_size=None if index is None else group,

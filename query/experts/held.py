@@ -17,7 +17,7 @@ from trajreplay.query.row_identity import Shard, names_of
 from trajreplay.query.row_masks import SelectedSet
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError
-from trajreplay.schema.shard_checks import check_once
+from trajreplay.schema.shard_checks import CUT_HINT, check_once
 from trajreplay.schema.shards import response_spans
 from trajreplay.schema.store import Store
 from trajreplay.schema.tables import SAMPLE_TABLES
@@ -67,7 +67,7 @@ class HeldTokens:
                 f"capture of {self._entry.key}: {name} of sample {self._cut.sample_ids[row]!r} has "
                 f"{len(values)} values, expected {len(tokens)}, its tokens under the stated "
                 f"layout, or response_length = {response} on every rank",
-                hint="State how sequences were cut: layout.context and layout.context_multiple.",
+                hint=CUT_HINT,
             )
         whole = np.zeros(response, values.dtype)
         whole[tokens] = values

@@ -16,10 +16,10 @@ from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.lists import Int64s, lengths_of
 from trajreplay.schema.shard_checks import Cut, check_once, check_tiles, held_spans
-from trajreplay.schema.shards import SHARDED, Piece, Places, row_places, whole_lists
+from trajreplay.schema.shards import PLACING, SHARDED, Piece, Places, row_places, whole_lists
 from trajreplay.schema.tables import STEPS
 
-NEEDED = (*IDENTITY, *SHARD, "total_length", "response_length")
+NEEDED = (*IDENTITY, *SHARD, "padded_length", "total_length", "response_length")
 _PLACE = tuple(f"place.{name}" for name in Places._fields)
 
 
@@ -81,10 +81,9 @@ def is_cut(entries: Sequence[Entry]) -> bool:
 def placed(entry: Entry, found: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
     """Where the shards of the rows of a capture lie; of all of them, for each may move others."""
     total = np.asarray(found["total_length"].to_numpy(), np.int64)
-    rank, size, batch = (found[name].to_pylist() for name in SHARD)
-    places = row_places(
-        entry.settings.layout, entry.parallel, total, ranks=rank, sizes=size, batches=batch
-    )
+    stated = {key: found[name].to_pylist() for key, name in PLACING.items()}
+    where = f"capture of {entry.key}"
+    places = row_places(entry.settings.layout, entry.parallel, total, **stated, where=where)
     return {name: pa.array(values) for name, values in zip(_PLACE, places, strict=True)}
 
 

@@ -18,8 +18,10 @@ class LayoutSettings:
             sequences of a micro-batch laid end to end in row order (the forward pass of prime-rl;
             slime's and Relax's allgather_cp, before they hand it on as zigzag).
         context_multiple: Tokens to whose multiple a sequence, or such a stream, is padded before
-            it is cut; None for the number of chunks. Where all sequences are padded to one length
-            (Relax's bshd), that length rounded up to a multiple of the chunks.
+            it is cut; None for the number of chunks.
+        context_padding: What a sequence is padded from: its own length (`sequence`), or that of a
+            batch to whose length all of it are padded (`batch`; bshd of slime and Relax), which is
+            `padded_length` of each sample, for ranks and micro-batches may differ in it.
         batch: What statistics over all samples are of where one rollout feeds several steps, or
             one step is fed by several: the samples of the `step`, or those of the `rollout` that
             generated them, before these are cut into mini-batches; `unstated`, and they are
@@ -28,4 +30,5 @@ class LayoutSettings:
 
     context: str = name("unstated", "whole", "zigzag", "contiguous", "all-gather")
     context_multiple: int | None = count(None)
+    context_padding: str = name("sequence", "batch")
     batch: str = name("unstated", "step", "rollout")

@@ -26,6 +26,16 @@ def uneven(layout: LayoutSettings, size: int) -> str:
     )
 
 
+def unpadded(layout: LayoutSettings, columns: Collection[str]) -> str:
+    """Why it cannot be told where sequences of ranks were cut; empty if it can."""
+    if layout.context_padding == "sequence" or layout.context not in SHARDED:
+        return ""
+    stated = f"layout.context_padding is {layout.context_padding!r}"
+    if layout.context == "all-gather":
+        return f"{stated} and layout.context is 'all-gather', which cuts no sequence by itself"
+    return "" if "padded_length" in columns else f"{stated}, and padded_length was not captured"
+
+
 def of_ranks(
     stage: str, settings: Settings, parallel: ParallelCoordinates, columns: Collection[str]
 ) -> str:

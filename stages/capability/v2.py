@@ -10,7 +10,7 @@ from trajreplay.schema.settings.knobs import kinds
 from trajreplay.stages.capability import advantages, losses, rewards
 from trajreplay.stages.capability.ability import LOG_PROB_SOURCES, Ability, Needs
 from trajreplay.stages.capability.batches import over_batches
-from trajreplay.stages.capability.ranks import of_ranks, uneven
+from trajreplay.stages.capability.ranks import of_ranks, uneven, unpadded
 
 # The settings that each stage reads, by section.
 _SECTIONS = {
@@ -42,6 +42,8 @@ def ability(
     if named := of_ranks(stage, settings, parallel, columns):
         return Ability("unsupported", named)
     cut = parallel.context_size != 1 or "context_size" in columns
+    if cut and (unsaid := unpadded(settings.layout, columns)):
+        return Ability("unsupported", unsaid)
     if cut and stage == "loss.policy" and settings.loss.nll_coef:
         reason = "loss.nll_coef is stated, a mean over whole samples, of which ranks hold shards"
         return Ability("unsupported", reason)

@@ -127,6 +127,7 @@ def record(sample: Sample, without: Sequence[str] = (), *, step: bool = True) ->
         "micro_batch_id": sample.micro_batch_id,
         "context_rank": sample.context[0],
         "context_size": sample.context[1],
+        "padded_length": sample.padded_length,
         "consumer_batch_id": sample.consumer_batch_id,
         "reward_components": sample.components,
         "greedy_reward": sample.greedy_reward,

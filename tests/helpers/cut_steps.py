@@ -27,13 +27,17 @@ def cut_steps(draw: st.DrawFn) -> dict[str, Any]:
     sampler = [random.normal(-2, 1, length).astype(np.float32) for length in lengths]
     masks = [random.integers(0, 2, length).tolist() for length in lengths]
     masks[0][0] = 1
+    prompts = draw(st.lists(st.integers(1, 9), min_size=len(lengths), max_size=len(lengths)))
+    padded = draw(st.booleans())
+    most = max(length + prompt for length, prompt in zip(lengths, prompts, strict=True))
     return {
         "layout": LayoutSettings(context=draw(st.sampled_from(LAYOUTS))),
+        "padded": [most + draw(st.integers(0, 9)) for _ in lengths] if padded else None,
         "size": draw(st.sampled_from([2, 4])),
         "old": [one + random.normal(0, 0.3, len(one)).astype(np.float32) for one in sampler],
         "rollout": sampler,
         "masks": masks,
-        "prompts": draw(st.lists(st.integers(1, 9), min_size=len(lengths), max_size=len(lengths))),
+        "prompts": prompts,
         "batches": draw(st.lists(st.sampled_from("ab"), min_size=len(lengths), max_size=5)),
         "spans": [[(0, length // 2, 3), (length // 2, length, 4)] for length in lengths],
         "whole_sampler": draw(st.booleans()),
@@ -48,6 +52,7 @@ def samples_of(step: dict[str, Any]) -> list[Any]:
             total_length=step["prompts"][number] + len(row),
             loss_mask=step["masks"][number],
             micro_batch_id=f"mb-{step['batches'][number]}",
+            padded_length=None if step["padded"] is None else step["padded"][number],
             weight_versions=step["spans"][number],
         )
         for number, row in enumerate(step["old"])
@@ -59,7 +64,9 @@ def shard_of(step: dict[str, Any], rank: int, rows: list[np.ndarray]) -> list[np
     response = np.array([len(row) for row in rows])
     total = response + np.array(step["prompts"][: len(rows)])
     place = ParallelCoordinates(context_rank=rank, context_size=step["size"])
-    places = row_places(step["layout"], place, total, batches=step["batches"][: len(rows)])
+    places = row_places(
+        step["layout"], place, total, batches=step["batches"][: len(rows)], padded=step["padded"]
+    )
     spans = response_spans(step["layout"], total, response, places)
     return [
         np.concatenate([row[low[number] : high[number]] for low, high in spans])
@@ -113,6 +120,7 @@ def a_step() -> dict[str, Any]:
         "rollout": [row - np.float32(0.125) for row in rows],
         "masks": [[1] * 8] * 2,
         "prompts": [8, 8],
+        "padded": None,
         "batches": "aa",
         "spans": [None, None],
         "whole_sampler": False,

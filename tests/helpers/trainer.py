@@ -34,6 +34,7 @@ class Sample:
     prompt_length: int = 3
     group_size: int | None = None
     context: tuple[int | None, int | None] = (None, None)  # the shard that it is, of how many
+    padded_length: int | None = None
     micro_batch_id: str | None = None
     consumer_batch_id: str | None = None
     components: dict[str, float] | None = None

@@ -74,7 +74,8 @@ def _held(samples: list[Sample], layout: LayoutSettings, rank: int, size: int) -
     held: list[list[int]] = [[] for _ in samples]
     for tokens in streams.values():
         multiple = layout.context_multiple or pieces
-        chunk = math.ceil(len(tokens) / multiple) * multiple // pieces
+        padded = samples[tokens[0][0]].padded_length if layout.context != "all-gather" else None
+        chunk = math.ceil((padded or len(tokens)) / multiple) * multiple // pieces
         for piece in own:
             for row, position in tokens[piece * chunk : (piece + 1) * chunk]:
                 index = position - (samples[row].prompt_length - 1)

@@ -21,7 +21,12 @@ from trajreplay import Lake, LayoutSettings, ParallelCoordinates, Settings, with
 
 ESTIMATE = "advantage.estimate"
 STAGES = ("sample", "reward.raw", "reward.post_process", "advantage.kl", ESTIMATE)
-LAYOUTS = [LayoutSettings("zigzag"), LayoutSettings("zigzag", 8), LayoutSettings("contiguous")]
+LAYOUTS = [
+    LayoutSettings("zigzag"),
+    LayoutSettings("zigzag", 8),
+    LayoutSettings("contiguous"),
+    LayoutSettings("zigzag", context_padding="batch"),
+]
 RELAX: dict[str, Any] = {
     "advantage.estimator": "reinforce++",
     "advantage.gamma": 0.9,
@@ -81,6 +86,10 @@ def _recorded(
         cut: Whether two steps consume a half of the rollout each, which is captured, too.
     """
     halves = _shares(seed)
+    if told.layout.context_padding == "batch":
+        for own in halves.values():  # each data-parallel rank has a length of its own
+            for one in own:
+                one.padded_length = max(other.prompt_length + other.length for other in own)
     trainer = ShardedTrainer(replace(with_changes(PLAIN, RELAX), layout=told.layout), halves, size)
     trainer.score()
     trainer.estimate()
