@@ -29,16 +29,16 @@ from trajreplay.schema.entry import Output
 from trajreplay.schema.lakefile import open_lake
 from trajreplay.schema.settings import PROFILES, Settings, with_changes
 from trajreplay.schema.tables import STEPS
-from trajreplay.stages.advantages import estimated
+from trajreplay.stages.advantages.estimate import estimated
+from trajreplay.stages.advantages.kl import computed_kl
 from trajreplay.stages.block import Block
 from trajreplay.stages.capability import ability
-from trajreplay.stages.cohort import LoadedCohort
+from trajreplay.stages.cohorts.cohort import LoadedCohort
 from trajreplay.stages.compose import summed_components
-from trajreplay.stages.kl import computed_kl
+from trajreplay.stages.losses.sample_losses import SampleLosses
 from trajreplay.stages.outputs import Recorded
-from trajreplay.stages.rewards import Processed, raw_rewards
-from trajreplay.stages.sample_losses import SampleLosses
-from trajreplay.stages.whole import WholeCohorts
+from trajreplay.stages.replaying.whole import WholeCohorts
+from trajreplay.stages.rewards.post_process import Processed, raw_rewards
 
 REACH = 2.0
 WEIGHTS = 7  # the version that trains; its samples are of the two before

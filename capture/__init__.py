@@ -3,8 +3,8 @@
 from trajreplay.capture.enabling import enable, enable_from_env, recorder
 from trajreplay.capture.reasons import CaptureWarning
 from trajreplay.capture.recorder import Recorder
-from trajreplay.capture.selection import Selection
-from trajreplay.capture.switches import Switches
+from trajreplay.capture.switching.selection import Selection
+from trajreplay.capture.switching.switches import Switches
 
 __all__ = [
     "CaptureWarning",

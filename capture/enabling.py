@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from trajreplay.capture.ranks import agree, is_distributed, own_process
 from trajreplay.capture.recorder import Recorder
-from trajreplay.capture.switches import ATTEMPT, Switches
+from trajreplay.capture.switching.ranks import agree, is_distributed, own_process
+from trajreplay.capture.switching.switches import ATTEMPT, Switches
 from trajreplay.schema.errors import CaptureError, DatasetError
 from trajreplay.schema.identity import ProducerInfo
 
@@ -100,7 +100,7 @@ def enable(
     from trajreplay.capture.declared import check_said
     from trajreplay.capture.live import LiveRecorder
     from trajreplay.capture.reasons import warn
-    from trajreplay.capture.spool import prepare
+    from trajreplay.capture.writing.spool import prepare
 
     for stages in (rollout_stages, step_stages):
         check_said(settings, stages, producer=producer, parallel=parallel)

@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from trajreplay.capture.guarded import Level, guarded
-from trajreplay.capture.heartbeat import Heartbeats, problem_of_end
 from trajreplay.capture.opened import Opened, Stages
-from trajreplay.capture.outlet import Outlet
 from trajreplay.capture.reasons import reason_of
+from trajreplay.capture.taking.heartbeat import Heartbeats, problem_of_end
+from trajreplay.capture.writing.outlet import Outlet
 from trajreplay.schema.errors import bare, is_name, named
 
 if TYPE_CHECKING:
-    from trajreplay.capture.ranks import Place
-    from trajreplay.capture.switches import Switches
+    from trajreplay.capture.switching.ranks import Place
+    from trajreplay.capture.switching.switches import Switches
     from trajreplay.schema import RecomputeConfig, Settings
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from trajreplay.capture.declared import whole
 from trajreplay.capture.guarded import Guarded, Level, guarded
-from trajreplay.capture.heartbeat import Beat
-from trajreplay.capture.pending import Pending
+from trajreplay.capture.taking.heartbeat import Beat
+from trajreplay.capture.taking.pending import Pending
 from trajreplay.schema.errors import CaptureError, bare, listed
 
 if TYPE_CHECKING:

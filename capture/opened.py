@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trajreplay.capture.copies import Copier
 from trajreplay.capture.declared import UNKNOWN, check_said, whole
 from trajreplay.capture.guarded import Level, guarded, uncompiled
-from trajreplay.capture.heartbeat import Beat, Heartbeats
 from trajreplay.capture.losses import Losses
-from trajreplay.capture.outlet import Outlet
-from trajreplay.capture.pending import Pending
 from trajreplay.capture.reasons import kind_of, reason_of
-from trajreplay.capture.values import settled
+from trajreplay.capture.taking.copies import Copier
+from trajreplay.capture.taking.heartbeat import Beat, Heartbeats
+from trajreplay.capture.taking.pending import Pending
+from trajreplay.capture.taking.values import settled
+from trajreplay.capture.writing.outlet import Outlet
 from trajreplay.schema.errors import CaptureError, listed, shown
 
 if TYPE_CHECKING:
-    from trajreplay.capture.switches import Switches
+    from trajreplay.capture.switching.switches import Switches
     from trajreplay.schema import RecomputeConfig, SampleRecord, Settings, StageContract
 
 Stages = Sequence["str | StageContract"]

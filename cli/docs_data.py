@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from trajreplay.cli.capability import matrix_rows
 from trajreplay.cli.docs_verbs import table
-from trajreplay.cli.profiles import profile_rows
-from trajreplay.cli.schema import column_rows, stage_rows, tables
+from trajreplay.cli.verbs.capability import matrix_rows
+from trajreplay.cli.verbs.profiles import profile_rows
+from trajreplay.cli.verbs.schema import column_rows, stage_rows, tables
 
 _LINK = re.compile(r"https?://\S+|arXiv:(\d{4}\.\d{5})")
 

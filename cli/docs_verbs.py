@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import click
 
 from trajreplay.cli.main import VERBS, main
-from trajreplay.cli.verb import EXIT_CODES, Verb
+from trajreplay.cli.options.verb import EXIT_CODES, Verb
 
 
 def table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -10,87 +10,87 @@ from typing import Any
 import click
 
 from trajreplay import __version__
-from trajreplay.cli.errors import report_error, silence_broken_pipe
-from trajreplay.cli.option_types import Named
-from trajreplay.cli.options import LAKE_HELP, Session
-from trajreplay.cli.sink import SinkError
-from trajreplay.cli.verb import EXIT_CODES, HELP, write_exit_codes
+from trajreplay.cli.options.shared import LAKE_HELP, Session
+from trajreplay.cli.options.types import Named
+from trajreplay.cli.options.verb import EXIT_CODES, HELP, write_exit_codes
+from trajreplay.cli.terminal.errors import report_error, silence_broken_pipe
+from trajreplay.cli.terminal.sink import SinkError
 
 # Verb: (module, the first sentence of its help). The modules are loaded when a verb is called; one
 # whose name Python keeps for itself says after a colon what it is called there.
 VERBS = {
-    "init": ("trajreplay.cli.init", "Make a new, empty lake."),
+    "init": ("trajreplay.cli.verbs.init", "Make a new, empty lake."),
     "demo": (
         "trajreplay.cli.demo.command",
         "Train a tiny policy on two ranks, capture it, replay it, and find the fault put into it.",
     ),
     "import": (
-        "trajreplay.cli.importing:import_files",
+        "trajreplay.cli.verbs.importing:import_files",
         "Import files that another tool left, each whole or not at all.",
     ),
     "promote": (
-        "trajreplay.cli.promote",
+        "trajreplay.cli.verbs.promote",
         "Bring what a training left in its spool into the lake.",
     ),
     "export": (
-        "trajreplay.cli.export",
+        "trajreplay.cli.verbs.export",
         "Write selected rollouts and steps for others: as bundles, or as a small lake.",
     ),
-    "info": ("trajreplay.cli.overview", "Show what a lake holds, a row for each attempt."),
-    "inspect": ("trajreplay.cli.overview", "Show who wrote each capture, and what is in it."),
+    "info": ("trajreplay.cli.verbs.overview", "Show what a lake holds, a row for each attempt."),
+    "inspect": ("trajreplay.cli.verbs.overview", "Show who wrote each capture, and what is in it."),
     "validate": (
-        "trajreplay.cli.validate",
+        "trajreplay.cli.verbs.validate",
         "Check that a lake, or a file of another tool, is whole, without arithmetic.",
     ),
     "snapshot": (
-        "trajreplay.cli.snapshot",
+        "trajreplay.cli.verbs.snapshot",
         "Fold the manifest's entries into a few files, which readers open instead of one each.",
     ),
     "replay": (
-        "trajreplay.cli.replay",
+        "trajreplay.cli.verbs.replay",
         "Recompute every stage from reward to loss and name the first one that differs.",
     ),
     "watch": (
-        "trajreplay.cli.watch",
+        "trajreplay.cli.verbs.watch",
         "Follow a lake that is being written, and replay and gate each cohort as it becomes whole.",
     ),
     "diff": (
-        "trajreplay.cli.diff",
+        "trajreplay.cli.verbs.diff",
         "Name the first place where two runs, attempts or lakes part, and how it grows.",
     ),
     "preflight": (
-        "trajreplay.cli.preflight",
+        "trajreplay.cli.verbs.preflight",
         "Refuse a configuration that parses but cannot work or does nothing.",
     ),
-    "rules": ("trajreplay.cli.preflight", "List the rules that preflight checks."),
+    "rules": ("trajreplay.cli.verbs.preflight", "List the rules that preflight checks."),
     "explain": (
-        "trajreplay.cli.explain",
+        "trajreplay.cli.verbs.explain",
         "Say which known mistake reproduces what diverged.",
     ),
     "faults": (
-        "trajreplay.cli.faults",
+        "trajreplay.cli.verbs.faults",
         "List the known mistakes that explain looks for, or show one.",
     ),
     "routes": (
-        "trajreplay.cli.routes",
+        "trajreplay.cli.verbs.routes",
         "Check router-replay (R3) traces under a stated transport contract.",
     ),
     "mismatch": (
-        "trajreplay.cli.mismatch",
+        "trajreplay.cli.verbs.mismatch",
         "Measure how far the trainer's log-probs are from the sampler's, run beside run.",
     ),
-    "gate": ("trajreplay.cli.gate", "Hold a run against a policy; what is missing fails."),
+    "gate": ("trajreplay.cli.verbs.gate", "Hold a run against a policy; what is missing fails."),
     "certify": (
-        "trajreplay.cli.certify",
+        "trajreplay.cli.verbs.certify",
         "Run a command under capture as a fresh attempt, then gate it.",
     ),
-    "sql": ("trajreplay.cli.sql", "Ask a lake one question in SQL."),
+    "sql": ("trajreplay.cli.verbs.sql", "Ask a lake one question in SQL."),
     "profiles": (
-        "trajreplay.cli.profiles",
+        "trajreplay.cli.verbs.profiles",
         "List the profiles of the frameworks, show one, or compare two.",
     ),
-    "capability": ("trajreplay.cli.capability", "Print the capability matrix."),
-    "schema": ("trajreplay.cli.schema", "List the columns of the tables, or the stages."),
+    "capability": ("trajreplay.cli.verbs.capability", "Print the capability matrix."),
+    "schema": ("trajreplay.cli.verbs.schema", "List the columns of the tables, or the stages."),
 }
 
 

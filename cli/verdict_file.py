@@ -13,11 +13,11 @@ from typing import Any, cast
 import click
 from click.exceptions import Exit
 
-from trajreplay.cli.option_types import Place
-from trajreplay.cli.options import Command
-from trajreplay.cli.sink import SinkError, check_place, opened
-from trajreplay.cli.values import json_text
-from trajreplay.cli.verb import Verb
+from trajreplay.cli.options.shared import Command
+from trajreplay.cli.options.types import Place
+from trajreplay.cli.options.verb import Verb
+from trajreplay.cli.terminal.sink import SinkError, check_place, opened
+from trajreplay.cli.terminal.values import json_text
 
 OPTION = "--verdict"
 _MOST_BYTES = 1 << 24  # of a verdict, which names its checks and some of the steps

@@ -1,8 +1,9 @@
 """Every stage from reward to loss, recomputed from what was captured, and judged."""
 
-from trajreplay.stages.counterfactual import CohortChange, FieldChange, WhatIf
-from trajreplay.stages.plan import replay
+from trajreplay.stages.counterfactuals.changes import CohortChange, FieldChange, WhatIf
+from trajreplay.stages.counterfactuals.what_if import what_if
 from trajreplay.stages.plugins import RewardFunction
+from trajreplay.stages.replaying.plan import replay
 from trajreplay.stages.report import (
     CohortReport,
     Divergence,
@@ -11,7 +12,6 @@ from trajreplay.stages.report import (
     StageResult,
 )
 from trajreplay.stages.reuse import AdvantageKernel, Kernel, KlKernel, LossKernel, RewardKernel
-from trajreplay.stages.what_if import what_if
 
 __all__ = [
     "AdvantageKernel",

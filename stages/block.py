@@ -14,9 +14,9 @@ from trajreplay.schema.columns import has_column
 from trajreplay.schema.contracts import STAGE_OF_COLUMN
 from trajreplay.schema.policy import Tolerance
 from trajreplay.schema.tables import OWN_LENGTH
-from trajreplay.stages.cohort import LoadedCohort
+from trajreplay.stages.cohorts.cohort import LoadedCohort
+from trajreplay.stages.cohorts.packed import Packed
 from trajreplay.stages.compare import Active, Look
-from trajreplay.stages.packed import Packed
 from trajreplay.stages.report import Divergence, Finding, StageResult
 from trajreplay.stages.reuse import UserKernel
 

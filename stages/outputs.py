@@ -14,7 +14,7 @@ from torch import Tensor
 from trajreplay.schema.entry import Entry, Output
 from trajreplay.schema.policy import Tolerance
 from trajreplay.stages.block import Block
-from trajreplay.stages.cohort import LoadedCohort
+from trajreplay.stages.cohorts.cohort import LoadedCohort
 from trajreplay.stages.compare import Look, compare_elements
 
 

@@ -8,8 +8,8 @@ from types import MappingProxyType
 from torch import Tensor
 
 from trajreplay.schema.settings import LossSettings
+from trajreplay.stages.cohorts.packed import Packed
 from trajreplay.stages.compose import LossInputs, kept_tokens, moved_bounds
-from trajreplay.stages.packed import Packed
 
 _NONE: Mapping[str, Tensor] = MappingProxyType({})
 

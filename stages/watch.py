@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from trajreplay.query import Selection
-from trajreplay.query.capture_sets import CaptureSet, CaptureSets, capture_sets
-from trajreplay.query.catalog import Catalog, Cohort
-from trajreplay.query.closure import source_rollouts
-from trajreplay.query.lineage import lineages
+from trajreplay.query.manifest.capture_sets import CaptureSet, CaptureSets, capture_sets
+from trajreplay.query.manifest.catalog import Catalog, Cohort
+from trajreplay.query.manifest.lineage import lineages
+from trajreplay.query.selecting.closure import source_rollouts
 from trajreplay.schema.errors import DatasetError, QueryError
 from trajreplay.schema.identity import DATA
 from trajreplay.schema.store import Store
 from trajreplay.stages.gate import CheckVerdict, CohortGate, Policy
-from trajreplay.stages.plan import replay
+from trajreplay.stages.replaying.plan import replay
 from trajreplay.stages.report import CohortReport
 
 WAIT = 3

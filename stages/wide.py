@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trajreplay.stages.block import Block
-from trajreplay.stages.cohort import LoadedCohort
+from trajreplay.stages.cohorts.cohort import LoadedCohort
 from trajreplay.stages.compose import LossInputs
 
 WEIGHED = ("old_log_probs", "rollout_log_probs")  # what weights against the sampler are made of

@@ -20,7 +20,7 @@ from tests.helpers.documents import (
 from trajreplay.cli.docs import GENERATORS, regenerated
 from trajreplay.cli.docs_verbs import verb
 from trajreplay.cli.main import VERBS, main
-from trajreplay.cli.schema import tables
+from trajreplay.cli.verbs.schema import tables
 from trajreplay.schema import STAGES
 
 FOLDERS = ("schema", "writer", "query", "stages", "capture", "cli")

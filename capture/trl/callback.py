@@ -9,7 +9,7 @@ from typing import Any
 from trajreplay.capture.enabling import enable
 from trajreplay.capture.reasons import warn
 from trajreplay.capture.recorder import Recorder
-from trajreplay.capture.switches import Switches
+from trajreplay.capture.switching.switches import Switches
 from trajreplay.capture.trl.hooks import METHODS, Hooks
 from trajreplay.schema.errors import CaptureError
 from trajreplay.schema.identity import ParallelCoordinates, ProducerInfo

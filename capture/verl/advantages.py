@@ -10,7 +10,7 @@ from typing import Any
 
 from trajreplay.capture.enabling import enable
 from trajreplay.capture.recorder import Recorder
-from trajreplay.capture.switches import Switches
+from trajreplay.capture.switching.switches import Switches
 from trajreplay.capture.verl.rows import lengths_of, producer, shown_rewards
 from trajreplay.capture.verl.settings import (
     BY_TOKEN,

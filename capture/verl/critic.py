@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trajreplay.capture.switches import Switches
+from trajreplay.capture.switching.switches import Switches
 from trajreplay.capture.verl.engine import Worker
 from trajreplay.capture.verl.rows import lengths_of
 from trajreplay.capture.verl.settings import loss_meaning, value_contract, value_settings

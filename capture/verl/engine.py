@@ -11,7 +11,7 @@ from typing import Any
 
 from trajreplay.capture.enabling import enable
 from trajreplay.capture.recorder import Recorder
-from trajreplay.capture.switches import Switches
+from trajreplay.capture.switching.switches import Switches
 from trajreplay.capture.verl.rows import producer
 from trajreplay.schema.errors import CaptureError
 from trajreplay.schema.identity import ParallelCoordinates

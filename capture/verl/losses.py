@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trajreplay.capture.values import kept
+from trajreplay.capture.taking.values import kept
 from trajreplay.capture.verl.engine import Worker
 from trajreplay.capture.verl.rows import lengths_of
 from trajreplay.capture.verl.settings import (

@@ -8,7 +8,7 @@ does the entry point, where trajreplay is installed. Importing it does nothing u
 from __future__ import annotations
 
 from trajreplay.capture.reasons import warn
-from trajreplay.capture.switches import Switches
+from trajreplay.capture.switching.switches import Switches
 from trajreplay.capture.verl.wrapping import install
 from trajreplay.schema.errors import SchemaError
 

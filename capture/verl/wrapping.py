@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trajreplay.capture.reasons import reason_of, warn
-from trajreplay.capture.switches import Switches
+from trajreplay.capture.switching.switches import Switches
 from trajreplay.capture.verl.advantages import Driver
 from trajreplay.capture.verl.critic import Critic
 from trajreplay.capture.verl.losses import Actor

@@ -8,11 +8,11 @@ import click
 
 from trajreplay.cli.demo.config import TrainingConfig
 from trajreplay.cli.demo.faults import DEFAULT_FAULT, FAULTS
-from trajreplay.cli.option_types import Named
-from trajreplay.cli.options import Session, quiet_options
-from trajreplay.cli.progress import ProgressBar
-from trajreplay.cli.text import printable
-from trajreplay.cli.verb import Verb
+from trajreplay.cli.options.shared import Session, quiet_options
+from trajreplay.cli.options.types import Named
+from trajreplay.cli.options.verb import Verb
+from trajreplay.cli.terminal.progress import ProgressBar
+from trajreplay.cli.terminal.text import printable
 
 MIN_ROLLOUTS = 3
 

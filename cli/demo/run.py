@@ -15,9 +15,9 @@ from trajreplay import DatasetError, Lake
 from trajreplay.cli.demo.config import TrainingConfig
 from trajreplay.cli.demo.faults import FAULTS, Fault
 from trajreplay.cli.demo.launch import train
-from trajreplay.cli.options import LAKE_FILE
-from trajreplay.cli.report_text import ReportText
-from trajreplay.cli.text import aligned, counted
+from trajreplay.cli.options.shared import LAKE_FILE
+from trajreplay.cli.shown.report_text import ReportText
+from trajreplay.cli.terminal.text import aligned, counted
 
 if TYPE_CHECKING:
     from trajreplay.cli.demo.trainer import RolloutReport

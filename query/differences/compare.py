@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trajreplay.query.catalog import Cohort
+from trajreplay.query.manifest.catalog import Cohort
 from trajreplay.schema.columns import Column
 from trajreplay.schema.errors import QueryError
 

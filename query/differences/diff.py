@@ -7,8 +7,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from trajreplay.query.capture_sets import CaptureSet
-from trajreplay.query.catalog import Cohort
 from trajreplay.query.differences.align import Alignment, align
 from trajreplay.query.differences.compare import (
     FieldDifference,
@@ -24,7 +22,9 @@ from trajreplay.query.differences.outputs import (
 from trajreplay.query.differences.report import DiffReport, SettingDifference, stage_order
 from trajreplay.query.differences.routed import compare_routes, route_seals
 from trajreplay.query.differences.side import Side
-from trajreplay.query.reading import read_columns
+from trajreplay.query.files.reading import read_columns
+from trajreplay.query.manifest.capture_sets import CaptureSet
+from trajreplay.query.manifest.catalog import Cohort
 from trajreplay.schema.columns import Column, Table
 from trajreplay.schema.contracts import STAGE_OF_COLUMN
 from trajreplay.schema.errors import QueryError, listed

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trajreplay.query.catalog import Cohort
 from trajreplay.query.differences.report import Distribution
+from trajreplay.query.manifest.catalog import Cohort
 from trajreplay.schema.columns import Column
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from trajreplay.query.capture_sets import CaptureSet
-from trajreplay.query.catalog import Cohort
 from trajreplay.query.differences.align import Alignment
 from trajreplay.query.differences.compare import (
     FieldDifference,
@@ -19,6 +17,8 @@ from trajreplay.query.differences.compare import (
 )
 from trajreplay.query.differences.distributions import distribution
 from trajreplay.query.differences.report import Distribution
+from trajreplay.query.manifest.capture_sets import CaptureSet
+from trajreplay.query.manifest.catalog import Cohort
 from trajreplay.schema.columns import Column, Table
 
 _SAMPLE = "sample"

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from trajreplay.query.capture_sets import CaptureSet
-from trajreplay.query.catalog import Cohort
 from trajreplay.query.differences.align import Alignment
 from trajreplay.query.differences.compare import FieldDifference
 from trajreplay.query.experts.captured import Experts, expert_columns, routed_rows
+from trajreplay.query.manifest.capture_sets import CaptureSet
+from trajreplay.query.manifest.catalog import Cohort
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.store import Store
 from trajreplay.schema.tables import EXPERT_LISTS, ROUTES

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trajreplay.query.capture_sets import CaptureSets, capture_sets
-from trajreplay.query.catalog import Catalog, Cohort
-from trajreplay.query.lineage import lineages
+from trajreplay.query.manifest.capture_sets import CaptureSets, capture_sets
+from trajreplay.query.manifest.catalog import Catalog, Cohort
+from trajreplay.query.manifest.lineage import lineages
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,16 @@ from typing import Any, Unpack
 
 import pyarrow as pa
 
-from trajreplay.query.catalog import Catalog
-from trajreplay.query.connection import connect_empty, interruptible
 from trajreplay.query.experts.agreement_report import AGREEMENT, AgreementReport
 from trajreplay.query.experts.kept_tokens import KeptTokens
 from trajreplay.query.experts.pairs import PairedReading
+from trajreplay.query.manifest.catalog import Catalog
 from trajreplay.query.mismatch.pair import Pair
 from trajreplay.query.mismatch.pairing import Pairing, usable
 from trajreplay.query.mismatch.report import MismatchFinding
-from trajreplay.query.selecting import Paired
-from trajreplay.query.selection import Selection
+from trajreplay.query.selecting.conditions import Paired
+from trajreplay.query.selecting.selection import Selection
+from trajreplay.query.tables.connection import connect_empty, interruptible
 from trajreplay.schema.errors import QueryError
 
 DEFAULT_THRESHOLD = 0.5

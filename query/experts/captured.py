@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trajreplay.query.datafile import OpenFile
-from trajreplay.query.footers import broken
-from trajreplay.query.reading import read_columns
-from trajreplay.query.scanning import WHOLE_LIMIT_BYTES, decoded_bytes, read_batches
+from trajreplay.query.files.datafile import OpenFile
+from trajreplay.query.files.footers import broken
+from trajreplay.query.files.reading import read_columns
+from trajreplay.query.files.scanning import WHOLE_LIMIT_BYTES, decoded_bytes, read_batches
 from trajreplay.schema.entry import DataFile, Entry
 from trajreplay.schema.lists import Int64s, elements, lengths_of
 from trajreplay.schema.store import Store

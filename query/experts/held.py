@@ -10,11 +10,11 @@ import pyarrow as pa
 
 from trajreplay.query.experts.captured import RoutedRows
 from trajreplay.query.experts.sides import Side
+from trajreplay.query.files.reading import read_columns
+from trajreplay.query.files.row_identity import Shard, names_of
 from trajreplay.query.mismatch.consumed import columns_of
 from trajreplay.query.mismatch.shards import Rows, identified, is_cut, needed, placed
-from trajreplay.query.reading import read_columns
-from trajreplay.query.row_identity import Shard, names_of
-from trajreplay.query.row_masks import SelectedSet
+from trajreplay.query.selecting.row_masks import SelectedSet
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.shard_checks import CUT_HINT, check_once

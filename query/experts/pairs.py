@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trajreplay.query.capture_sets import CaptureSet
-from trajreplay.query.catalog import Catalog
 from trajreplay.query.experts.captured import Experts, RoutedRows, expert_columns, routed_rows
 from trajreplay.query.experts.held import HeldTokens, PairedRows, check_shards
 from trajreplay.query.experts.sides import Generated, Lists, SamplePlace, Side
+from trajreplay.query.files.reading import read_columns
+from trajreplay.query.files.row_identity import SHARD, shards_of
+from trajreplay.query.manifest.capture_sets import CaptureSet
+from trajreplay.query.manifest.catalog import Catalog
 from trajreplay.query.mismatch.pair import Origins, Pair
 from trajreplay.query.mismatch.shards import is_cut
 from trajreplay.query.mismatch.versions import version_of
-from trajreplay.query.reading import read_columns
-from trajreplay.query.row_identity import SHARD, shards_of
-from trajreplay.query.row_masks import Mask, SelectedSet
+from trajreplay.query.selecting.row_masks import Mask, SelectedSet
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError, QueryError
 from trajreplay.schema.tables import SAMPLE_TABLES

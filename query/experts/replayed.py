@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from trajreplay.query.catalog import Catalog
 from trajreplay.query.experts.captured import RoutedRows, expert_columns, routed_rows
 from trajreplay.query.experts.checks import RouteProblem, route_problems
 from trajreplay.query.experts.held import HeldTokens
 from trajreplay.query.experts.sides import Generated, SamplePlace, Side
+from trajreplay.query.files.reading import read_columns
+from trajreplay.query.files.row_identity import SHARD, shards_of
+from trajreplay.query.manifest.catalog import Catalog
 from trajreplay.query.mismatch.shards import is_cut
-from trajreplay.query.reading import read_columns
-from trajreplay.query.row_identity import SHARD, shards_of
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.identity import CaptureKey

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from trajreplay.query.catalog import Catalog, Cohort
 from trajreplay.query.experts.captured import expert_columns, routed_rows
-from trajreplay.query.reading import read_columns
-from trajreplay.query.row_identity import SHARD, WHOLE, Shard, shards_of
+from trajreplay.query.files.reading import read_columns
+from trajreplay.query.files.row_identity import SHARD, WHOLE, Shard, shards_of
+from trajreplay.query.manifest.catalog import Catalog, Cohort
 from trajreplay.schema.identity import DATA, CaptureKey
 from trajreplay.schema.lists import elements, lengths_of
 from trajreplay.schema.tables import ROLLOUTS

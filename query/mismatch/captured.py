@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trajreplay.query.capture_sets import CaptureSet
-from trajreplay.query.catalog import Catalog
+from trajreplay.query.files.scanning import scan
+from trajreplay.query.manifest.capture_sets import CaptureSet
+from trajreplay.query.manifest.catalog import Catalog
 from trajreplay.query.mismatch.consumed import Consumed, columns_of, together
 from trajreplay.query.mismatch.keys import RowKey, Step, bucket, step_of
 from trajreplay.query.mismatch.pair import Origins, Pair
 from trajreplay.query.mismatch.shards import Rows, identified, is_cut, needed, placed, put_together
 from trajreplay.query.mismatch.versions import holds_spans, spanned, version_of
-from trajreplay.query.row_masks import Mask, SelectedSet
-from trajreplay.query.scanning import scan
+from trajreplay.query.selecting.row_masks import Mask, SelectedSet
 from trajreplay.schema.columns import Table, list_of
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError

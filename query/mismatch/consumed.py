@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from trajreplay.query.capture_sets import CaptureSet
-from trajreplay.query.catalog import Catalog, Cohort
-from trajreplay.query.reading import read_columns
-from trajreplay.query.row_identity import SHARD, WHOLE, Shard, names_of, shards_of
+from trajreplay.query.files.reading import read_columns
+from trajreplay.query.files.row_identity import SHARD, WHOLE, Shard, names_of, shards_of
+from trajreplay.query.manifest.capture_sets import CaptureSet
+from trajreplay.query.manifest.catalog import Catalog, Cohort
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.identity import CaptureKey

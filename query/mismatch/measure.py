@@ -10,8 +10,7 @@ from typing import Literal, Unpack
 
 import pyarrow as pa
 
-from trajreplay.query.catalog import Catalog
-from trajreplay.query.connection import connect_empty, interruptible
+from trajreplay.query.manifest.catalog import Catalog
 from trajreplay.query.mismatch.captured import Reading
 from trajreplay.query.mismatch.compare import COMPARISON, comparison
 from trajreplay.query.mismatch.findings import counts_by_step, findings, unversioned
@@ -22,8 +21,9 @@ from trajreplay.query.mismatch.plan import SumPlan
 from trajreplay.query.mismatch.report import MismatchFinding, MismatchReport
 from trajreplay.query.mismatch.summary import Summary, group_columns, schema, summarise
 from trajreplay.query.mismatch.sums import TokenSums
-from trajreplay.query.selecting import Paired
-from trajreplay.query.selection import Selected, Selection
+from trajreplay.query.selecting.conditions import Paired
+from trajreplay.query.selecting.selection import Selected, Selection
+from trajreplay.query.tables.connection import connect_empty, interruptible
 from trajreplay.schema.errors import QueryError
 
 Level = Literal["step", "rollout"]

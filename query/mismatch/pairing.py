@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from trajreplay.query.catalog import Catalog, Cohort
-from trajreplay.query.connection import MEMORY_BYTES
+from trajreplay.query.manifest.catalog import Catalog, Cohort
 from trajreplay.query.mismatch.pair import DEFAULT_PAIR
 from trajreplay.query.mismatch.report import MismatchFinding
-from trajreplay.query.row_masks import SelectedSet
-from trajreplay.query.selection import Selected, Selection, select
+from trajreplay.query.selecting.row_masks import SelectedSet
+from trajreplay.query.selecting.selection import Selected, Selection, select
+from trajreplay.query.tables.connection import MEMORY_BYTES
 from trajreplay.schema.errors import DatasetError, QueryError, listed
 
 _TO_LIST = "To list what is there: trajreplay info"

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trajreplay.query.files.row_identity import IDENTITY, SHARD, names_of
 from trajreplay.query.mismatch.consumed import columns_of
-from trajreplay.query.row_identity import IDENTITY, SHARD, names_of
 from trajreplay.schema.columns import Table
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import DatasetError

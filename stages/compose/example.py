@@ -10,10 +10,10 @@ from torch import Tensor
 
 from trajreplay.schema import Settings, TrajReplayError, with_changes
 from trajreplay.schema.identity import ParallelCoordinates
-from trajreplay.stages.aggregates import aggregation_of
 from trajreplay.stages.capability import LOG_PROB_SOURCES, ability, message_faults
 from trajreplay.stages.compose.advantage_inputs import AdvantageInputs
 from trajreplay.stages.compose.advantages import estimate_advantages, kl_tokens
+from trajreplay.stages.compose.aggregates import aggregation_of
 from trajreplay.stages.compose.corrections import kept_tokens, rollout_weights
 from trajreplay.stages.compose.losses import (
     PolicyTerms,

@@ -16,10 +16,10 @@ from trajreplay.schema.entry import Entry
 from trajreplay.schema.lists import elements
 from trajreplay.schema.settings import Settings
 from trajreplay.stages.block import Block
-from trajreplay.stages.cohort import sample_versions
-from trajreplay.stages.packed import list_lengths, packed_values
+from trajreplay.stages.cohorts.cohort import sample_versions
+from trajreplay.stages.cohorts.packed import list_lengths, packed_values
+from trajreplay.stages.cohorts.spans import UNKNOWN, Spans
 from trajreplay.stages.report import Finding, Severity
-from trajreplay.stages.spans import UNKNOWN, Spans
 
 Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 Flags = np.ndarray[Any, np.dtype[np.bool_]]

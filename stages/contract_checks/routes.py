@@ -6,7 +6,7 @@ from trajreplay.query.experts import expert_columns, route_problems, routed_rows
 from trajreplay.schema.errors import DatasetError
 from trajreplay.schema.store import Store
 from trajreplay.schema.tables import ROUTES
-from trajreplay.stages.cohort import LoadedCohort
+from trajreplay.stages.cohorts.cohort import LoadedCohort
 from trajreplay.stages.report import CohortReport, Finding
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from trajreplay.schema.columns import has_column
+from trajreplay.stages.cohorts.packed import list_lengths, packed_values
 from trajreplay.stages.contract_checks.columns import Columns, Floats, Found, Together
-from trajreplay.stages.packed import list_lengths, packed_values
 from trajreplay.stages.report import Finding
 
 # Tokens that two samples, or two ranks, must share before that is no chance.

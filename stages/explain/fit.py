@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from trajreplay.stages.block import Block
+from trajreplay.stages.counterfactuals.sparing import Key, Values, same
+from trajreplay.stages.counterfactuals.variants import Variant, changed_settings
 from trajreplay.stages.explain.target import Lost, Target, proves
 from trajreplay.stages.explain.trying import joined, tried
 from trajreplay.stages.faults import Fault, Told
-from trajreplay.stages.least_wrong import continuous_scalars
-from trajreplay.stages.sparing import Key, Values, same
-from trajreplay.stages.variants import Variant, changed_settings
+from trajreplay.stages.losses.least_wrong import continuous_scalars
 
 # How much of what the settings miss by a value may be off that only a bound of rounding lets
 # through: next to nothing; or less than half of it, where a token on a bound is counted or not.

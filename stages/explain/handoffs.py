@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from trajreplay.query import Cohort
-from trajreplay.stages.checks import source_pairs
-from trajreplay.stages.cohort import LoadedCohort
+from trajreplay.stages.cohorts.checks import source_pairs
+from trajreplay.stages.cohorts.cohort import LoadedCohort
+from trajreplay.stages.cohorts.packed import list_lengths, packed_values
+from trajreplay.stages.cohorts.sources import TWINS, Source, Sources
 from trajreplay.stages.explain.explanation import Explanation
 from trajreplay.stages.explain.findings import named
 from trajreplay.stages.explain.residual import without_own
@@ -19,9 +21,7 @@ from trajreplay.stages.explain.target import proves
 from trajreplay.stages.explain.trying import handed_by
 from trajreplay.stages.faults import Fault
 from trajreplay.stages.faults.fault import Handed
-from trajreplay.stages.packed import list_lengths, packed_values
 from trajreplay.stages.report import CohortReport
-from trajreplay.stages.sources import TWINS, Source, Sources
 
 _FACTS = (
     *("group_id", "trajectory_id", "fragment_index", "agent_id", "episode_id", "turns"),

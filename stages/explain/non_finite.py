@@ -12,8 +12,8 @@ import pyarrow as pa
 from trajreplay.query import Cohort
 from trajreplay.schema.contracts import STAGE_OF_COLUMN
 from trajreplay.schema.tables import SAMPLE_TABLES
-from trajreplay.stages.cohort import LoadedCohort
-from trajreplay.stages.not_finite import NotFinite, Samples, harmful_columns
+from trajreplay.stages.cohorts.cohort import LoadedCohort
+from trajreplay.stages.cohorts.not_finite import NotFinite, Samples, harmful_columns
 from trajreplay.stages.report import json_float
 
 # Columns in the order in which a training makes them; any other comes after these, and scalars of

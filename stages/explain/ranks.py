@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from trajreplay.stages.block import Block
+from trajreplay.stages.counterfactuals.sparing import Values
 from trajreplay.stages.explain.fit import Fit
-from trajreplay.stages.sparing import Values
 
 _NO_RANK = -1
 

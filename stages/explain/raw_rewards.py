@@ -15,7 +15,7 @@ from trajreplay.stages.explain.handoffs import explain_column
 from trajreplay.stages.faults import Fault
 from trajreplay.stages.faults.fault import Handed
 from trajreplay.stages.outputs import recorded_outputs, sample_values
-from trajreplay.stages.raw_rewards import COMPONENTS, STAGE, TOKENS, components
+from trajreplay.stages.rewards.raw import COMPONENTS, STAGE, TOKENS, components
 
 _ECHOES = ("raw_reward", "raw_rewards")
 

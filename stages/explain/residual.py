@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trajreplay.stages.block import Block
-from trajreplay.stages.sparing import Values
+from trajreplay.stages.counterfactuals.sparing import Values
 
 # A shape explains an error that it leaves less than this part of.
 LEFT = 1e-3

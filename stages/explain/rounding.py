@@ -9,7 +9,7 @@ from typing import Any
 
 from trajreplay.query import Cohort
 from trajreplay.stages.block import Block
-from trajreplay.stages.evaluated import Evaluated, evaluations
+from trajreplay.stages.counterfactuals.evaluated import Evaluated, evaluations
 from trajreplay.stages.report import Report, json_float
 
 # Cohorts of a stage that are recomputed in several dtypes: those that differ by most.

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from trajreplay.query import Catalog, Cohort, Selection, select
-from trajreplay.stages.batches import others_of_rollouts
 from trajreplay.stages.block import Block
-from trajreplay.stages.cohort import LoadedCohort
+from trajreplay.stages.cohorts.cohort import LoadedCohort
+from trajreplay.stages.counterfactuals.variants import COMPUTED
 from trajreplay.stages.explain.explanation import Explanation
 from trajreplay.stages.explain.findings import (
     explain_findings,
@@ -23,11 +23,11 @@ from trajreplay.stages.explain.raw_rewards import explain_raw_rewards
 from trajreplay.stages.explain.rounding import Rounded, rounded_stages
 from trajreplay.stages.explain.searches import Searches
 from trajreplay.stages.faults import Fault, catalogue, not_loaded
-from trajreplay.stages.judge import DEFAULT_MEMORY_BYTES, one_thread
-from trajreplay.stages.plan import replay
+from trajreplay.stages.replaying.batches import others_of_rollouts
+from trajreplay.stages.replaying.judge import DEFAULT_MEMORY_BYTES, one_thread
+from trajreplay.stages.replaying.plan import replay
+from trajreplay.stages.replaying.whole import WholeCohorts, block_of
 from trajreplay.stages.report import CohortReport, Report
-from trajreplay.stages.variants import COMPUTED
-from trajreplay.stages.whole import WholeCohorts, block_of
 
 _EXPLAINED = ("sample", "reward.raw", *COMPUTED)
 

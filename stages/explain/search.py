@@ -9,6 +9,9 @@ from typing import Any
 
 from trajreplay.schema.errors import TrajReplayError
 from trajreplay.stages.block import Block
+from trajreplay.stages.counterfactuals.sparing import Values
+from trajreplay.stages.counterfactuals.values import recompute
+from trajreplay.stages.counterfactuals.variants import Variant, varied
 from trajreplay.stages.explain.explanation import Explanation, Hypothesis
 from trajreplay.stages.explain.fit import (
     COUNTS,
@@ -25,9 +28,6 @@ from trajreplay.stages.explain.residual import residual_shapes
 from trajreplay.stages.explain.target import Target
 from trajreplay.stages.explain.trying import told_of
 from trajreplay.stages.faults import Fault, reported
-from trajreplay.stages.sparing import Values
-from trajreplay.stages.values import recompute
-from trajreplay.stages.variants import Variant, varied
 
 # Singles that are combined, and settings beside them: of half the square of both together, a search
 # of one stage recomputes those pairs that can be right by what each moves.

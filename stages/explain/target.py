@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trajreplay.stages.block import Block
 from trajreplay.stages.compare import beyond
-from trajreplay.stages.sparing import Key, Values
+from trajreplay.stages.counterfactuals.sparing import Key, Values
 
 
 def proves(taken: int, differ: int) -> bool:

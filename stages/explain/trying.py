@@ -11,12 +11,12 @@ from torch import Tensor
 from trajreplay.schema.errors import SchemaError, StageError, TrajReplayError
 from trajreplay.schema.tables import STEPS
 from trajreplay.stages.block import Block
+from trajreplay.stages.counterfactuals.sparing import Hopeless, Values
+from trajreplay.stages.counterfactuals.values import recompute
+from trajreplay.stages.counterfactuals.variants import Variant, varied
 from trajreplay.stages.faults import Fault, Told
 from trajreplay.stages.faults.fault import Handed
 from trajreplay.stages.plugins import guarded
-from trajreplay.stages.sparing import Hopeless, Values
-from trajreplay.stages.values import recompute
-from trajreplay.stages.variants import Variant, varied
 
 _Of = TypeVar("_Of")
 _HELD = (2, 3)  # values and words, and how many numbers were read off where some were

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from trajreplay.schema.settings import Settings
 from trajreplay.stages.block import Block
+from trajreplay.stages.counterfactuals.variants import Variant
 from trajreplay.stages.faults.estimates import STAGE, Made, fault, own_estimates, wrong
 from trajreplay.stages.faults.fault import (
     Told,
@@ -19,7 +20,6 @@ from trajreplay.stages.faults.fault import (
 )
 from trajreplay.stages.faults.precision import computing_dtypes, rounding_dtypes
 from trajreplay.stages.faults.solved import SHARES, solved, together
-from trajreplay.stages.variants import Variant
 
 
 def _sign_of_kl(block: Block) -> Iterable[Told]:

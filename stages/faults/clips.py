@@ -10,6 +10,7 @@ from torch import Tensor
 from trajreplay.schema.settings import Settings
 from trajreplay.stages.block import Block
 from trajreplay.stages.compose import PolicyTerms, rollout_weights
+from trajreplay.stages.counterfactuals.variants import Variant
 from trajreplay.stages.faults.fault import (
     Told,
     WrongLosses,
@@ -18,7 +19,6 @@ from trajreplay.stages.faults.fault import (
 )
 from trajreplay.stages.faults.policy import CLIPPED, STAGE, Columns, fault, inputs, own_terms
 from trajreplay.stages.faults.solved import TWO_DIGITS, Misses, solved, together
-from trajreplay.stages.variants import Variant
 
 _UNBOUNDED = 1e30
 # Scalars that show a bound best.

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from trajreplay.stages.block import Block
-from trajreplay.stages.earlier import LOG_PROBS
+from trajreplay.stages.cohorts.earlier import LOG_PROBS
+from trajreplay.stages.counterfactuals.variants import Variant
 from trajreplay.stages.faults.fault import Told, Tries, held
 from trajreplay.stages.faults.solved import Misses
 from trajreplay.stages.faults.tokens import shifted
-from trajreplay.stages.variants import Variant
 
 _USUAL = frozenset({0.5, 0.6, 0.7, 0.8, 0.9, 1.2})
 _COLD = tuple(number / 100 for number in range(20, 101))

@@ -9,6 +9,7 @@ from torch import Tensor
 from trajreplay.schema.settings import Settings, with_changes
 from trajreplay.stages.block import Block
 from trajreplay.stages.compose import PolicyTerms, rollout_weights
+from trajreplay.stages.counterfactuals.variants import Variant
 from trajreplay.stages.faults.fault import (
     Told,
     WrongLosses,
@@ -19,7 +20,6 @@ from trajreplay.stages.faults.fault import (
 )
 from trajreplay.stages.faults.policy import STAGE, Columns, fault, inputs, own_terms
 from trajreplay.stages.faults.solved import TWO_DIGITS, Misses
-from trajreplay.stages.variants import Variant
 
 _UNBOUNDED = 1e30
 _BOUNDS = ((0.0, 2.0), (0.0, 3.0), (0.0, 5.0), (0.5, 2.0), (0.5, 5.0))

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from torch import Tensor
 
 from trajreplay.schema.settings import Settings, differences
-from trajreplay.stages.advantages import estimated
+from trajreplay.stages.advantages.estimate import estimated
 from trajreplay.stages.block import Block
+from trajreplay.stages.counterfactuals.variants import Variant, varied
 from trajreplay.stages.faults.fault import (
     Fault,
     Tries,
     WrongAdvantages,
 )
-from trajreplay.stages.variants import Variant, varied
 
 STAGE = "advantage.estimate"
 Made = tuple[Tensor, Tensor]

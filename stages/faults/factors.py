@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import torch
 
 from trajreplay.stages.block import Block
+from trajreplay.stages.counterfactuals.variants import Variant, varied
 from trajreplay.stages.faults.fault import Told, Tries
-from trajreplay.stages.variants import Variant, varied
 
 
 def _factor_words(block: Block) -> dict[float, str]:
@@ -43,7 +43,7 @@ def factors(stage: str) -> Tries:
     """Tries of a factor between what a stage recorded and what is right, if a plausible one."""
 
     def tries(block: Block) -> Iterable[Told]:
-        from trajreplay.stages.values import recompute
+        from trajreplay.stages.counterfactuals.values import recompute
 
         words = _factor_words(block)
         own = varied(block, Variant(), (stage,))

@@ -12,7 +12,7 @@ from torch import Tensor
 from trajreplay.schema.settings import Settings
 from trajreplay.stages.block import Block
 from trajreplay.stages.compose import PolicyTerms
-from trajreplay.stages.variants import Variant
+from trajreplay.stages.counterfactuals.variants import Variant
 
 
 @dataclass(frozen=True, eq=False)

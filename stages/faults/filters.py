@@ -9,6 +9,7 @@ from torch import Tensor
 
 from trajreplay.schema.settings import Settings
 from trajreplay.stages.block import Block
+from trajreplay.stages.counterfactuals.variants import Variant
 from trajreplay.stages.faults.fault import (
     Told,
     each,
@@ -17,7 +18,6 @@ from trajreplay.stages.faults.fault import (
 )
 from trajreplay.stages.faults.rewards import clipped, fault, shaped, wrong
 from trajreplay.stages.kernels import scatter_sum
-from trajreplay.stages.variants import Variant
 
 _ISSUE = "https://github.com/"
 

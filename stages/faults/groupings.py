@@ -9,6 +9,7 @@ from torch import Tensor
 
 from trajreplay.schema.settings import Settings
 from trajreplay.stages.block import Block
+from trajreplay.stages.counterfactuals.variants import Variant
 from trajreplay.stages.faults.fault import (
     Told,
     Tries,
@@ -18,7 +19,6 @@ from trajreplay.stages.faults.fault import (
     under,
 )
 from trajreplay.stages.faults.rewards import clipped, fault, normalised, shaped, wrong
-from trajreplay.stages.variants import Variant
 
 _ISSUE = "https://github.com/"
 

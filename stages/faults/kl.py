@@ -12,6 +12,7 @@ from trajreplay.stages.block import Block
 from trajreplay.stages.compose import (
     kl_tokens,
 )
+from trajreplay.stages.counterfactuals.variants import Variant
 from trajreplay.stages.faults.fault import (
     Fault,
     Told,
@@ -23,7 +24,6 @@ from trajreplay.stages.faults.fault import (
 )
 from trajreplay.stages.faults.solved import TWO_DIGITS, solved_bounds, together
 from trajreplay.stages.faults.tokens import last_trained
-from trajreplay.stages.variants import Variant
 
 STAGE = "advantage.kl"
 

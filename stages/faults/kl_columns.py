@@ -10,10 +10,11 @@ from torch import Tensor
 from trajreplay.schema.settings import KlSettings
 from trajreplay.stages.block import Block
 from trajreplay.stages.capability import LOG_PROB_SOURCES
+from trajreplay.stages.cohorts.earlier import LOG_PROBS
 from trajreplay.stages.compose import (
     kl_tokens,
 )
-from trajreplay.stages.earlier import LOG_PROBS
+from trajreplay.stages.counterfactuals.variants import Variant
 from trajreplay.stages.faults.columns import (
     other_columns,
     shifted_columns,
@@ -28,7 +29,6 @@ from trajreplay.stages.faults.fault import (
 )
 from trajreplay.stages.faults.kl import STAGE, fault, wrong
 from trajreplay.stages.faults.precision import computing_dtypes, rounding_dtypes
-from trajreplay.stages.variants import Variant
 
 
 def _rounded(block: Block) -> Iterable[Told]:

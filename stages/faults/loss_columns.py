@@ -7,7 +7,8 @@ from collections.abc import Iterable
 import torch
 
 from trajreplay.stages.block import Block
-from trajreplay.stages.earlier import LOG_PROBS
+from trajreplay.stages.cohorts.earlier import LOG_PROBS
+from trajreplay.stages.counterfactuals.variants import Variant
 from trajreplay.stages.faults.columns import (
     other_columns,
     shifted_columns,
@@ -26,7 +27,6 @@ from trajreplay.stages.faults.policy import (
 )
 from trajreplay.stages.faults.tokens import shifted
 from trajreplay.stages.kernels import whiten
-from trajreplay.stages.variants import Variant
 
 
 def _inverted_ratio(block: Block) -> Iterable[Told]:

@@ -9,6 +9,7 @@ from torch import Tensor
 from trajreplay.schema.settings import Settings, with_changes
 from trajreplay.stages.block import Block
 from trajreplay.stages.compose import PolicyTerms
+from trajreplay.stages.counterfactuals.variants import Variant
 from trajreplay.stages.faults.fault import (
     Told,
     Tries,
@@ -23,7 +24,6 @@ from trajreplay.stages.faults.policy import (
     own_terms,
 )
 from trajreplay.stages.faults.solved import Misses
-from trajreplay.stages.variants import Variant
 
 
 def _entropy(block: Block) -> Iterable[Told]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from trajreplay.stages.block import Block
+from trajreplay.stages.counterfactuals.variants import Variant
 from trajreplay.stages.faults.fault import Told, setting
 from trajreplay.stages.faults.policy import fault
-from trajreplay.stages.variants import Variant
 
 _NAMES = {"entropy": "entropy", "kl_loss": "KL"}
 _SETS = {

@@ -10,6 +10,7 @@ import torch
 
 from trajreplay.schema.settings import Settings
 from trajreplay.stages.block import Block
+from trajreplay.stages.counterfactuals.variants import Variant
 from trajreplay.stages.faults.fault import (
     Told,
     held,
@@ -30,7 +31,6 @@ from trajreplay.stages.faults.precision import (
     recorded_scalars,
     rounding_dtypes,
 )
-from trajreplay.stages.variants import Variant
 
 
 def _metrics(block: Block) -> Iterable[Told]:

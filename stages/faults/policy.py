@@ -11,6 +11,7 @@ from trajreplay.schema.settings import Settings
 from trajreplay.stages.block import Block
 from trajreplay.stages.capability import LOG_PROB_SOURCES
 from trajreplay.stages.compose import LossInputs, PolicyTerms, policy_terms
+from trajreplay.stages.counterfactuals.variants import Variant
 from trajreplay.stages.faults.fault import (
     Fault,
     Tries,
@@ -18,7 +19,6 @@ from trajreplay.stages.faults.fault import (
     held,
 )
 from trajreplay.stages.kernels import scatter_sum
-from trajreplay.stages.variants import Variant
 from trajreplay.stages.wide import whole_batches
 
 STAGE = "loss.policy"

@@ -10,10 +10,10 @@ from torch import Tensor
 from trajreplay.schema.settings import Settings
 from trajreplay.stages.block import Block
 from trajreplay.stages.compose import PolicyTerms
+from trajreplay.stages.counterfactuals.variants import Variant
 from trajreplay.stages.faults.fault import WrongLosses
 from trajreplay.stages.faults.policy import Columns
 from trajreplay.stages.outputs import recorded_outputs
-from trajreplay.stages.variants import Variant
 
 _Losses = Callable[[Settings, Columns, Tensor, Tensor], PolicyTerms]
 

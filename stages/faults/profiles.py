@@ -8,8 +8,8 @@ from trajreplay.schema.settings import PROFILES
 from trajreplay.schema.settings.knobs import kinds
 from trajreplay.schema.settings.tree import SECTIONS
 from trajreplay.stages.block import Block
+from trajreplay.stages.counterfactuals.variants import Variant
 from trajreplay.stages.faults.fault import Fault, Told, Tries, setting
-from trajreplay.stages.variants import Variant
 
 # What a profile leaves to the user, or a capture states by itself.
 _OWN = {

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from trajreplay.schema.settings import Settings
 from trajreplay.stages.block import Block
+from trajreplay.stages.counterfactuals.variants import Variant
 from trajreplay.stages.faults.factors import factors
 from trajreplay.stages.faults.fault import (
     Told,
@@ -25,7 +26,6 @@ from trajreplay.stages.faults.policy import (
     trained_tokens,
 )
 from trajreplay.stages.kernels import scatter_sum
-from trajreplay.stages.variants import Variant
 
 
 def _weighted(block: Block, weights: Tensor, *, loss_only: bool) -> Variant:

@@ -12,6 +12,7 @@ from trajreplay.schema.errors import StageError
 from trajreplay.schema.settings import Settings, with_changes
 from trajreplay.stages.block import Block
 from trajreplay.stages.compose import processed_rewards
+from trajreplay.stages.counterfactuals.variants import Variant
 from trajreplay.stages.faults.fault import (
     Fault,
     Told,
@@ -24,8 +25,7 @@ from trajreplay.stages.faults.fault import (
 from trajreplay.stages.faults.precision import computing_dtypes, rounding_dtypes
 from trajreplay.stages.faults.solved import TWO_DIGITS, solved, together
 from trajreplay.stages.kernels import scatter_sum
-from trajreplay.stages.rewards import reward_inputs
-from trajreplay.stages.variants import Variant
+from trajreplay.stages.rewards.post_process import reward_inputs
 
 STAGE = "reward.post_process"
 _ISSUE = "https://github.com/"

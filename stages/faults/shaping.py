@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from trajreplay.stages.block import Block
+from trajreplay.stages.counterfactuals.variants import Variant
 from trajreplay.stages.faults.fault import (
     Told,
     each,
     under,
 )
 from trajreplay.stages.faults.rewards import fault
-from trajreplay.stages.variants import Variant
 
 _ISSUE = "https://github.com/"
 

@@ -12,8 +12,8 @@ import torch
 
 from trajreplay.schema.errors import TrajReplayError
 from trajreplay.stages.block import Block
+from trajreplay.stages.counterfactuals.variants import Variant, varied
 from trajreplay.stages.faults.fault import Told, Tries, setting
-from trajreplay.stages.variants import Variant, varied
 
 # Numbers as people choose them: of two digits.
 TWO_DIGITS = tuple(
@@ -56,7 +56,7 @@ class Misses:
             self._at = chosen, int(differing[chosen].argmax())
 
     def _values(self, variant: Variant, *, bounded: bool = False) -> list[Any]:
-        from trajreplay.stages.values import recompute
+        from trajreplay.stages.counterfactuals.values import recompute
 
         spared = None if bounded else lambda *given: True
         try:

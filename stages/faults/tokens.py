@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trajreplay.stages.packed import Packed
+from trajreplay.stages.cohorts.packed import Packed
 
 
 def shifted(values: Tensor, offsets: Tensor, by: int) -> Tensor:

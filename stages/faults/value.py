@@ -11,6 +11,7 @@ from torch import Tensor
 from trajreplay.schema.settings import Settings
 from trajreplay.stages.block import Block
 from trajreplay.stages.compose import PolicyTerms, value_terms, value_tokens
+from trajreplay.stages.counterfactuals.variants import Variant
 from trajreplay.stages.faults.columns import shifted_columns
 from trajreplay.stages.faults.factors import factors
 from trajreplay.stages.faults.fault import Fault, Told, Tries, WrongLosses, each, held, setting
@@ -23,7 +24,6 @@ from trajreplay.stages.faults.precision import (
     rounding_dtypes,
 )
 from trajreplay.stages.faults.solved import TWO_DIGITS, solved, together
-from trajreplay.stages.variants import Variant
 
 STAGE = "loss.value"
 _CLIPS = tuple(one for one in TWO_DIGITS if 1e-3 <= one <= 10.0)

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from trajreplay.schema.settings import AdvantageSettings, Settings, with_changes
+from trajreplay.stages.advantages.whitening_sets import tokens_of
 from trajreplay.stages.block import Block
 from trajreplay.stages.compose import AdvantageInputs, calls
+from trajreplay.stages.counterfactuals.variants import Variant
 from trajreplay.stages.faults.estimates import Made, fault, own_estimates, wrong
 from trajreplay.stages.faults.fault import (
     Told,
@@ -23,8 +25,6 @@ from trajreplay.stages.faults.fault import (
 from trajreplay.stages.faults.solved import TWO_DIGITS, solved_bounds
 from trajreplay.stages.faults.tokens import shifted
 from trajreplay.stages.kernels import whiten
-from trajreplay.stages.variants import Variant
-from trajreplay.stages.whitening_sets import tokens_of
 
 # Settings under which nothing is whitened: what says how would contradict that there.
 _UNWHITENED: dict[str, object] = {

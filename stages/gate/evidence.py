@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice, pairwise
 
 from trajreplay.query import Catalog
-from trajreplay.query.catalog import Cohort, cohort_of
+from trajreplay.query.manifest.catalog import Cohort, cohort_of
 from trajreplay.schema.identity import CaptureKey
 from trajreplay.stages.gate.captured import MISMATCH, MISMATCH_ANY_VERSION
 from trajreplay.stages.gate.heartbeats import Values, number_of

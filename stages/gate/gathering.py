@@ -8,8 +8,8 @@ from functools import partial
 from itertools import pairwise
 
 from trajreplay.query import Catalog
-from trajreplay.query.capture_sets import read_capture_set
-from trajreplay.query.catalog import Cohort
+from trajreplay.query.manifest.capture_sets import read_capture_set
+from trajreplay.query.manifest.catalog import Cohort
 from trajreplay.schema.errors import TrajReplayError
 from trajreplay.stages.gate.captured import OF_MISMATCH, captured_steps
 from trajreplay.stages.gate.counted import read_steps, role_of

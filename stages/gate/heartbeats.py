@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trajreplay.query import Catalog
-from trajreplay.query.reading import read_columns
+from trajreplay.query.files.reading import read_columns
 from trajreplay.schema.errors import DatasetError, SchemaError
 from trajreplay.schema.events import (
     HEARTBEAT,

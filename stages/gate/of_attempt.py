@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 
+from trajreplay.query.files.reading import read_columns
 from trajreplay.query.mismatch.consumed import columns_of
-from trajreplay.query.reading import read_columns
 from trajreplay.query.routes import AttemptFacts
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.errors import TrajReplayError

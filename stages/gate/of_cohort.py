@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from trajreplay.query import Catalog
-from trajreplay.query.catalog import Cohort
-from trajreplay.query.lineage import lineages
+from trajreplay.query.manifest.catalog import Cohort
+from trajreplay.query.manifest.lineage import lineages
 from trajreplay.schema.errors import QueryError
 from trajreplay.stages.gate.check import Check, Judged
 from trajreplay.stages.gate.checks import CHECKS, CHECKS_BY_NAME, judged, sources

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trajreplay.query.capture_sets import read_capture_set
-from trajreplay.query.catalog import Cohort
+from trajreplay.query.manifest.capture_sets import read_capture_set
+from trajreplay.query.manifest.catalog import Cohort
 from trajreplay.schema.identity import DROPPED
 from trajreplay.stages.gate.check import Judged, Parameters
 from trajreplay.stages.gate.evidence import Evidence
@@ -47,7 +47,7 @@ def _named(cohort: Cohort) -> str:
 def judge_replay(found: Evidence, policy: Policy, given: Parameters) -> Judged:
     """Every cohort of the attempts recomputes."""
     from trajreplay.query import Selection
-    from trajreplay.stages.plan import replay
+    from trajreplay.stages.replaying.plan import replay
 
     allowed = ("pass", "precision") if policy.allow_precision else ("pass",)
     bound = f"verdict {' or '.join(allowed)} of every cohort"

@@ -7,8 +7,8 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from trajreplay.query.samples import SAMPLES
-from trajreplay.query.sql import SqlQuery
+from trajreplay.query.tables.samples import SAMPLES
+from trajreplay.query.tables.sql import SqlQuery
 from trajreplay.schema.errors import TrajReplayError
 from trajreplay.stages.gate.check import Judged
 from trajreplay.stages.gate.evidence import Evidence

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trajreplay.query.sql import check_sql
+from trajreplay.query.tables.sql import check_sql
 from trajreplay.schema.errors import QueryError
 from trajreplay.stages.gate.heartbeats import is_number
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trajreplay import Lake, capture
-from trajreplay.capture.switches import ALIAS, LAKE, PREFIX, RUN_ID
+from trajreplay.capture.switching.switches import ALIAS, LAKE, PREFIX, RUN_ID
 
 
 @pytest.fixture

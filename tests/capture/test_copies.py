@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trajreplay import CaptureError
-from trajreplay.capture.blocks import Block
-from trajreplay.capture.copies import Copier
-from trajreplay.capture.slots import Slots
+from trajreplay.capture.taking.blocks import Block
+from trajreplay.capture.taking.copies import Copier
+from trajreplay.capture.taking.slots import Slots
 
 
 def copied(values: Any) -> Any:

@@ -9,10 +9,10 @@ import torch
 
 from tests.helpers.devices import CUDA, Device
 from trajreplay import CaptureError
-from trajreplay.capture.copies import Copier
-from trajreplay.capture.device import DeviceCopies, DeviceScalar
-from trajreplay.capture.slots import Slots
-from trajreplay.capture.values import kept
+from trajreplay.capture.taking.copies import Copier
+from trajreplay.capture.taking.device import DeviceCopies, DeviceScalar
+from trajreplay.capture.taking.slots import Slots
+from trajreplay.capture.taking.values import kept
 
 SHAPE = (8, 1 << 14)
 

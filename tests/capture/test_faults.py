@@ -21,8 +21,8 @@ from tests.helpers.recorded import captured
 from tests.helpers.recorded_training import STEPS, learn, recording
 from trajreplay import Lake, SampleRecord
 from trajreplay.capture import CaptureWarning, Recorder
-from trajreplay.capture.background import THREAD
-from trajreplay.capture.pending import Pending
+from trajreplay.capture.taking.pending import Pending
+from trajreplay.capture.writing.background import THREAD
 from trajreplay.schema.entry import Entry
 from trajreplay.writer import CaptureBuilder
 
@@ -283,7 +283,7 @@ HANGING = """
 import atexit, sys, threading, time
 import pyarrow as pa
 import pyarrow.parquet as pq
-from trajreplay.capture.threads import leave_alone
+from trajreplay.capture.writing.threads import leave_alone
 
 def write():
     table = pa.table({"a": pa.array(range(1_000_000), pa.float64())})

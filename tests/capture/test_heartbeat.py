@@ -16,7 +16,7 @@ from tests.helpers.scenes import REWARDS, WAY, drawn
 from tests.helpers.trainer import Trainer
 from trajreplay import Lake
 from trajreplay.capture import Selection
-from trajreplay.capture.heartbeat import _AT_ONCE
+from trajreplay.capture.taking.heartbeat import _AT_ONCE
 from trajreplay.schema.events import load_detail
 from trajreplay.schema.identity import make_key
 from trajreplay.schema.lakefile import open_lake

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.helpers.recorded import captured, enabled
 from trajreplay import Lake, SampleRecord
-from trajreplay.capture.copies import Copier
-from trajreplay.capture.slots import Slots
+from trajreplay.capture.taking.copies import Copier
+from trajreplay.capture.taking.slots import Slots
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from tests.helpers.recorded import captured, enabled, switched
 from tests.helpers.scenes import WAY
 from trajreplay import CaptureError, Lake, ParallelCoordinates, ProducerInfo, capture
 from trajreplay.capture import CaptureWarning
-from trajreplay.capture.ranks import Place, agree
+from trajreplay.capture.switching.ranks import Place, agree
 from trajreplay.schema import ResumePoint
 from trajreplay.schema.attempt import dump_attempt, load_attempt
 from trajreplay.schema.lakefile import open_lake

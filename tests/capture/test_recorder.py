@@ -27,9 +27,9 @@ from tests.helpers.scenes import WAY, drawn
 from tests.helpers.trainer import Sample, Trainer
 from trajreplay import CaptureError, Lake, RecomputeConfig, SampleRecord, capture
 from trajreplay.capture import CaptureWarning, Recorder, Selection
-from trajreplay.capture.copies import Copier
-from trajreplay.capture.pending import Pending
-from trajreplay.capture.slots import Slots
+from trajreplay.capture.taking.copies import Copier
+from trajreplay.capture.taking.pending import Pending
+from trajreplay.capture.taking.slots import Slots
 
 
 class Untouchable:

@@ -33,9 +33,9 @@ from tests.helpers.recorded import (
 from tests.helpers.scenes import WAY, drawn
 from trajreplay import Lake, ProducerInfo, SampleRecord, SchemaError, capture
 from trajreplay.capture import CaptureWarning, Recorder, Selection
-from trajreplay.capture.background import Background
-from trajreplay.capture.handoff import Handoff
-from trajreplay.capture.triggers import TOLD_WITHIN, Triggers, Watch
+from trajreplay.capture.switching.triggers import TOLD_WITHIN, Triggers, Watch
+from trajreplay.capture.writing.background import Background
+from trajreplay.capture.writing.handoff import Handoff
 
 GONE = (
     "it was no longer held when a step that consumed from it was captured; of it 8 samples are lost"
@@ -420,7 +420,7 @@ def test_a_trigger_of_numbers_alone_leaves_nothing_of_a_crash(lake: Lake) -> Non
 ENDED = """
 import os, signal, sys, time
 from tests.helpers.recorded import enabled, record_rollout, record_step
-from trajreplay.capture.triggers import Triggers
+from trajreplay.capture.switching.triggers import Triggers
 recorder = enabled(sys.argv[1], strict=False, keep_last=2, triggers=Triggers("signal:TERM"))
 for rollout_id in range(3):
     record_step(recorder, record_rollout(recorder, rollout_id), rollout_id)

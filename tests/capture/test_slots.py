@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tests.helpers.recorded import captured, switched
 from trajreplay import Lake, RecomputeConfig, SampleRecord, capture
 from trajreplay.capture import Selection
-from trajreplay.capture import slots as slots_module
-from trajreplay.capture.copies import Copier
-from trajreplay.capture.slots import READY_BYTES, Slots
+from trajreplay.capture.taking import slots as slots_module
+from trajreplay.capture.taking.copies import Copier
+from trajreplay.capture.taking.slots import READY_BYTES, Slots
 
 LIMIT = 1 << 26
 

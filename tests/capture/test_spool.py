@@ -16,9 +16,9 @@ from tests.helpers.recorded_training import STEPS, learn, recording
 from tests.helpers.scenes import WAY
 from trajreplay import CaptureError, Lake, SampleRecord, SchemaError, capture
 from trajreplay.capture import CaptureWarning, Recorder, Switches
-from trajreplay.capture.background import THREAD as WRITER
-from trajreplay.capture.promoter import THREAD
-from trajreplay.capture.spool import _names, prepare, promoted, waiting
+from trajreplay.capture.writing.background import THREAD as WRITER
+from trajreplay.capture.writing.promoter import THREAD
+from trajreplay.capture.writing.spool import _names, prepare, promoted, waiting
 from trajreplay.schema import lakefile
 from trajreplay.schema.store import Store
 
@@ -242,10 +242,10 @@ def test_a_folder_that_another_rank_makes_the_spool_meanwhile_is_one(
     look = _names
 
     def late(folder: str) -> set[str]:
-        monkeypatch.setattr("trajreplay.capture.spool._names", look)
+        monkeypatch.setattr("trajreplay.capture.writing.spool._names", look)
         prepare(folder, lake.path)
         return look(folder)
 
-    monkeypatch.setattr("trajreplay.capture.spool._names", late)
+    monkeypatch.setattr("trajreplay.capture.writing.spool._names", late)
     prepare(spool, lake.path)
     assert waiting(spool) == []

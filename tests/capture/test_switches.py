@@ -12,7 +12,7 @@ from tests.helpers.recorded import captured, record_rollout, record_step
 from tests.helpers.scenes import WAY
 from trajreplay import Lake, SchemaError, capture
 from trajreplay.capture import Selection, Switches
-from trajreplay.capture.triggers import Triggers
+from trajreplay.capture.switching.triggers import Triggers
 
 ON = {"TRAJREPLAY_CAPTURE": "1", "TRAJREPLAY_LAKE": "lake", "TRAJREPLAY_RUN_ID": "r"}
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.recorded import captured, reasons, switched
 from trajreplay import CaptureError, Lake, SampleRecord, Settings, capture
-from trajreplay.capture.values import _FIELDS, kept, taken
+from trajreplay.capture.taking.values import _FIELDS, kept, taken
 from trajreplay.schema import RewardSettings
 
 WHOLE = Settings(reward=RewardSettings(weights={"style": 1.0, "tests": 2.0}))

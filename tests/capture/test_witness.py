@@ -12,9 +12,9 @@ from torch import Tensor
 from tests.helpers.recorded import captured, switched
 from trajreplay import Lake, SampleRecord, Settings, StageContract, capture, profile, with_changes
 from trajreplay.capture import CaptureWarning
-from trajreplay.capture.copies import Copier
-from trajreplay.capture.slots import Slots
-from trajreplay.capture.witness import Witness
+from trajreplay.capture.taking.copies import Copier
+from trajreplay.capture.taking.slots import Slots
+from trajreplay.capture.taking.witness import Witness
 from trajreplay.stages.report import Report
 
 FAULT_CASES = Path(__file__).parents[1] / "cases" / "fault_cases.json"

@@ -14,8 +14,8 @@ from tests.helpers.cli import run
 from tests.helpers.scenes import WAY, drawn, write_rollout
 from tests.helpers.small_lakes import healthy_lake
 from trajreplay import Lake
-from trajreplay.cli.explain import _alike
-from trajreplay.cli.explain_rows import explanation_table
+from trajreplay.cli.shown.explain_rows import explanation_table
+from trajreplay.cli.verbs.explain import _alike
 from trajreplay.query import Cohort
 from trajreplay.stages.explain import Explained, Explanation
 from trajreplay.stages.explain.explanation import Hypothesis

@@ -13,8 +13,8 @@ from tests.helpers.small_lakes import healthy_lake
 from trajreplay import __version__
 from trajreplay.cli import main as main_module
 from trajreplay.cli.main import VERBS, main
-from trajreplay.cli.options import LAKE_FILE, find_lake
-from trajreplay.cli.verb import Verb
+from trajreplay.cli.options.shared import LAKE_FILE, find_lake
+from trajreplay.cli.options.verb import Verb
 from trajreplay.schema import layout
 
 
@@ -159,7 +159,7 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def find(_: str | None) -> Path:
         raise error
 
-    monkeypatch.setattr("trajreplay.cli.options.find_lake", find)
+    monkeypatch.setattr("trajreplay.cli.options.shared.find_lake", find)
 
 
 def test_an_unexpected_error_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:

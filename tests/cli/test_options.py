@@ -10,9 +10,9 @@ from click.testing import CliRunner
 from tests.helpers.cli import run
 from trajreplay.cli.docs_verbs import verb
 from trajreplay.cli.main import VERBS
-from trajreplay.cli.option_types import Size, StageName, StepIdentity
-from trajreplay.cli.options import output_options
-from trajreplay.cli.output import Output
+from trajreplay.cli.options.shared import output_options
+from trajreplay.cli.options.types import Size, StageName, StepIdentity
+from trajreplay.cli.terminal.output import Output
 from trajreplay.schema import STAGES
 
 

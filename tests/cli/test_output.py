@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from trajreplay import Lake
-from trajreplay.cli.output import Output
+from trajreplay.cli.terminal.output import Output
 
 ROWS = pa.table(
     {

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.cli import run
-from trajreplay.cli.preflight import FRAMEWORK_NAMES
+from trajreplay.cli.verbs.preflight import FRAMEWORK_NAMES
 from trajreplay.query.preflight import FRAMEWORKS, built_in
 from trajreplay.query.preflight.check import shown
 from trajreplay.query.preflight.evaluation import Undecided

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from trajreplay.cli.progress import ProgressBar
+from trajreplay.cli.terminal.progress import ProgressBar
 
 
 def watch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,6 +38,6 @@ def test_long_work_shows_a_bar_unless_quiet(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch(monkeypatch)
-    monkeypatch.setattr("trajreplay.cli.progress._PATIENCE_S", 0.0)
+    monkeypatch.setattr("trajreplay.cli.terminal.progress._PATIENCE_S", 0.0)
     assert shown("[red]Replaying", capsys)
     assert not shown("Replaying", capsys, quiet=True)

@@ -8,7 +8,7 @@ import pytest
 from tests.helpers.captures import entries_of, record, sample
 from tests.helpers.cli import run
 from trajreplay import Lake
-from trajreplay.capture.spool import prepare
+from trajreplay.capture.writing.spool import prepare
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """A replay report as a person reads it."""
 
-from trajreplay.cli.report_text import ReportText
+from trajreplay.cli.shown.report_text import ReportText
 from trajreplay.stages.report import CohortReport, Divergence, Finding, Report, StageResult
 
 

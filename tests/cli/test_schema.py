@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.helpers.cli import run
 from tests.helpers.small_lakes import healthy_lake
-from trajreplay.cli.schema import tables, type_name
+from trajreplay.cli.verbs.schema import tables, type_name
 from trajreplay.schema import STAGES
 
 

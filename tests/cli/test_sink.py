@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.small_lakes import healthy_lake
-from trajreplay.cli.sink import SinkError, opened
+from trajreplay.cli.terminal.sink import SinkError, opened
 
 LONG = "select i, md5(i::varchar) as a, md5(a) as b from range(60000) t(i)"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trajreplay.cli.text import aligned, cell, counted, folded, number, printable, width
+from trajreplay.cli.terminal.text import aligned, cell, counted, folded, number, printable, width
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 from tests.helpers.cli import Outcome, run
 from tests.helpers.mutate import change_json
 from tests.helpers.small_lakes import faulty_lake, gappy_lake
-from trajreplay.cli.validate import validation_lines
+from trajreplay.cli.verbs.validate import validation_lines
 from trajreplay.query import Catalog, ValidationFinding, ValidationReport
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trajreplay.cli.values import csv_line, json_text, plain
+from trajreplay.cli.terminal.values import csv_line, json_text, plain
 
 
 @given(st.text())

@@ -17,7 +17,7 @@ from tests.stages.test_composed import CHANGES, STAGES
 from trajreplay.schema.columns import has_column
 from trajreplay.schema.settings import PROFILES
 from trajreplay.stages.block import Block
-from trajreplay.stages.earlier import LOG_PROBS
+from trajreplay.stages.cohorts.earlier import LOG_PROBS
 from trajreplay.stages.explain.explanation import Explanation, Hypothesis
 from trajreplay.stages.explain.fit import SURE
 from trajreplay.stages.explain.handoffs import explain_column

@@ -16,9 +16,9 @@ from tests.helpers.healthy_composed import Draw
 from tests.helpers.trainer import Sample
 from trajreplay.schema import Settings
 from trajreplay.stages.block import Block
+from trajreplay.stages.counterfactuals.variants import Variant, varied
 from trajreplay.stages.faults import Told
 from trajreplay.stages.outputs import Recorded
-from trajreplay.stages.variants import Variant, varied
 
 Put = Callable[[Block, random.Random], Block | None]
 POLICY = "loss.policy"

@@ -17,13 +17,13 @@ from trajreplay.query import Cohort
 from trajreplay.schema import Settings, TrajReplayError
 from trajreplay.schema.entry import Output
 from trajreplay.stages.block import Block
+from trajreplay.stages.counterfactuals.sparing import Values
+from trajreplay.stages.counterfactuals.values import recompute
+from trajreplay.stages.counterfactuals.variants import Variant, varied
 from trajreplay.stages.explain.explanation import Explanation
 from trajreplay.stages.explain.search import explain_stage
 from trajreplay.stages.faults import Fault, Told
 from trajreplay.stages.outputs import Recorded, recorded_outputs
-from trajreplay.stages.sparing import Values
-from trajreplay.stages.values import recompute
-from trajreplay.stages.variants import Variant, varied
 
 PLACE = Cohort("r", 0, 0, 0)
 Shares = dict[int, list[Sample]]

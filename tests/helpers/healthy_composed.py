@@ -26,10 +26,10 @@ from trajreplay.schema.settings import PROFILES
 from trajreplay.stages import CohortReport
 from trajreplay.stages.capability import ability
 from trajreplay.stages.capability.losses import INSPECTED
-from trajreplay.stages.cohort import LoadedCohort
-from trajreplay.stages.judge import finish_report, judge_cohorts
-from trajreplay.stages.sources import NoSources
-from trajreplay.stages.whole import WholeCohorts
+from trajreplay.stages.cohorts.cohort import LoadedCohort
+from trajreplay.stages.cohorts.sources import NoSources
+from trajreplay.stages.replaying.judge import finish_report, judge_cohorts
+from trajreplay.stages.replaying.whole import WholeCohorts
 from trajreplay.writer.outputs import make_outputs
 
 Changes = Mapping[str, Any]

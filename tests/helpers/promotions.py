@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.helpers.writers import fork
 from trajreplay import Lake
-from trajreplay.capture.spool import promoted, waiting
+from trajreplay.capture.writing.spool import promoted, waiting
 from trajreplay.schema.layout import ENTRIES, key_of_entry
 from trajreplay.schema.localstore import LocalStore
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from trajreplay import Settings
 from trajreplay.schema import Output
 from trajreplay.schema.settings import LossSettings
-from trajreplay.stages.aggregates import Aggregates
+from trajreplay.stages.compose.aggregates import Aggregates
 from trajreplay.stages.kernels import segment_sum, seq_mean_token_mean
 
 _STAGE, _TERM = "loss.policy", "pg_loss"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tests.helpers.queried import write_rollout, write_step
 from trajreplay import Lake
-from trajreplay.query.attempts import NOTHING_CAPTURED
+from trajreplay.query.manifest.attempts import NOTHING_CAPTURED
 from trajreplay.schema.lakefile import open_lake
 from trajreplay.writer.attempts import reserve_next_attempt
 

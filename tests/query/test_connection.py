@@ -9,8 +9,8 @@ import pytest
 
 from tests.helpers.queried import catalog_of, write_rollout
 from trajreplay import Lake, QueryError
-from trajreplay.query.connection import connect
-from trajreplay.query.visible import Visible
+from trajreplay.query.tables.connection import connect
+from trajreplay.query.tables.visible import Visible
 
 
 @pytest.fixture(scope="module")

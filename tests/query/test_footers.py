@@ -21,8 +21,8 @@ import os, sys
 from dataclasses import replace
 from trajreplay import DatasetError
 from trajreplay.query import Catalog
-from trajreplay.query.datafile import OpenFile
-from trajreplay.query.reading import read_opened
+from trajreplay.query.files.datafile import OpenFile
+from trajreplay.query.files.reading import read_opened
 from trajreplay.schema.filedigest import bytes_digest
 from trajreplay.schema.lakefile import open_lake
 from trajreplay.schema.tables import ROLLOUTS
@@ -71,7 +71,7 @@ def test_an_altered_footer_never_ends_the_process(tmp_path: Path, whole: str) ->
 ALTERED_SEGMENT = """
 import os, sys
 from trajreplay import DatasetError
-from trajreplay.query.snapshots import Snapshot
+from trajreplay.query.manifest.snapshots import Snapshot
 from trajreplay.schema.filedigest import bytes_digest
 from trajreplay.schema.lakefile import open_lake
 

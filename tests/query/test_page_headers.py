@@ -13,7 +13,7 @@ from tests.helpers.bombs import plant
 from tests.helpers.captures import record, sample
 from tests.helpers.mutate import data_file, sign_file
 from trajreplay import DatasetError, Lake
-from trajreplay.query.page_headers import check_claims
+from trajreplay.query.files.page_headers import check_claims
 from trajreplay.schema import CaptureKey
 
 KEY = CaptureKey("r", 0, "rollout", 0, None, 0)

@@ -15,9 +15,9 @@ from tests.helpers.captures import record, sample
 from tests.helpers.mutate import data_file, read_entry, sign_file
 from trajreplay import DatasetError, Lake
 from trajreplay.query import read_columns
-from trajreplay.query.datafile import OpenFile
-from trajreplay.query.pages import proven_columns
-from trajreplay.query.reading import by_name
+from trajreplay.query.files.datafile import OpenFile
+from trajreplay.query.files.pages import proven_columns
+from trajreplay.query.files.reading import by_name
 from trajreplay.schema import CaptureKey
 from trajreplay.schema.digest import column_digest
 from trajreplay.schema.localstore import LocalStore

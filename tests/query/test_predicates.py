@@ -12,7 +12,7 @@ from tests.helpers.queried import (
 )
 from trajreplay import DatasetError, Lake, QueryError
 from trajreplay.query import Cohort, matching_rows
-from trajreplay.query.visible import Visible
+from trajreplay.query.tables.visible import Visible
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trajreplay.query.pruning import PushedFilter, rows_that_may_match
+from trajreplay.query.tables.pruning import PushedFilter, rows_that_may_match
 
 KEYS = pa.table({"run_id": ["a", "b", "a"], "rollout_id": [1, 2, 120]})
 KNOWN = KEYS.column_names

@@ -13,7 +13,7 @@ from tests.helpers.mutate import change_entry, data_file, read_entry, sign_file
 from tests.helpers.queried import write_capture
 from trajreplay import DatasetError, Lake, SchemaError
 from trajreplay.query import read_columns
-from trajreplay.query.scanning import read_batches
+from trajreplay.query.files.scanning import read_batches
 from trajreplay.schema import CaptureKey, Entry
 from trajreplay.schema.digest import column_digest
 from trajreplay.schema.entry import ColumnSeal, DataFile
@@ -274,10 +274,10 @@ def test_text_that_decodes_to_too_much_is_refused(
         lambda capture: capture.samples([sample(i, prompt="x" * 1000) for i in range(50)]),
         redaction={"prompt": "truncate:1000"},
     )
-    monkeypatch.setattr("trajreplay.query.reading.TEXT_LIMIT_BYTES", 40_000)
+    monkeypatch.setattr("trajreplay.query.files.reading.TEXT_LIMIT_BYTES", 40_000)
     with pytest.raises(DatasetError, match="prompt decodes to 50000 bytes of text"):
         read(lake, "prompt")
-    monkeypatch.setattr("trajreplay.query.reading.TEXT_LIMIT_BYTES", 50_000)
+    monkeypatch.setattr("trajreplay.query.files.reading.TEXT_LIMIT_BYTES", 50_000)
     assert read(lake, "prompt").num_rows == 50
 
 
@@ -347,7 +347,7 @@ def test_a_large_capture_comes_a_row_group_at_a_time(
     whole = [
         list(read_batches(store, entry, STEPS, ["sample_id", "log_probs"])) for entry in entries
     ]
-    monkeypatch.setattr("trajreplay.query.scanning.WHOLE_LIMIT_BYTES", 0)
+    monkeypatch.setattr("trajreplay.query.files.scanning.WHOLE_LIMIT_BYTES", 0)
     for entry, expected in zip(entries, whole, strict=True):
         pieces = list(read_batches(store, entry, STEPS, ["sample_id", "log_probs"]))
         assert len(pieces) == 2

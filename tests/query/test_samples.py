@@ -7,7 +7,7 @@ import pytest
 from tests.helpers.captures import record, sample
 from tests.helpers.queried import opened_files, write_rollout, write_step
 from trajreplay import Lake, RecomputeConfig, SampleRecord
-from trajreplay.query.samples import SAMPLES
+from trajreplay.query.tables.samples import SAMPLES
 from trajreplay.schema import ParallelCoordinates, with_changes
 from trajreplay.schema.shards import row_places, shard_lengths
 from trajreplay.schema.tables import ROLLOUTS, STEPS

@@ -17,7 +17,7 @@ from tests.helpers.queried import (
 )
 from trajreplay import DatasetError, Lake, ParallelCoordinates, QueryError
 from trajreplay.query import run_sql
-from trajreplay.query.sql_errors import TABLE_NAMES
+from trajreplay.query.tables.errors import TABLE_NAMES
 from trajreplay.schema.localstore import LocalStore
 from trajreplay.schema.tables import TABLES
 

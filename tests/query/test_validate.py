@@ -127,7 +127,7 @@ def test_a_large_file_is_verified_to_its_last_byte(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (entry,) = write_rollout(lake, 0, ranks=[0], expected_ranks=[0])
-    monkeypatch.setattr("trajreplay.query.datafile.WHOLE_LIMIT_BYTES", 0)
+    monkeypatch.setattr("trajreplay.query.files.datafile.WHOLE_LIMIT_BYTES", 0)
     assert lake.validate().findings == []
     path = data_file(lake, entry.key)
     data = bytearray(path.read_bytes())
@@ -419,7 +419,7 @@ def test_large_captures_are_checked_a_column_at_a_time(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (entry,) = write_rollout(lake, 0, ranks=[0], expected_ranks=[0])
-    monkeypatch.setattr("trajreplay.query.validate_files.WHOLE_LIMIT_BYTES", 0)
+    monkeypatch.setattr("trajreplay.query.validating.files.WHOLE_LIMIT_BYTES", 0)
     assert lake.validate(deep=True).ok
     change_value(lake, entry.key, "log_probs", 1, drop_value)
     assert "expected response_length = 3" in only_error(lake, deep=True)[1]

@@ -14,9 +14,9 @@ from tests.stages.test_composed import STAGES
 from trajreplay import Settings
 from trajreplay.schema.settings import with_changes
 from trajreplay.stages.block import Block
+from trajreplay.stages.counterfactuals.variants import Variant
 from trajreplay.stages.faults import FAULTS, Told
 from trajreplay.stages.kernels import whiten
-from trajreplay.stages.variants import Variant
 
 STATED = {
     "reward.n_samples_per_prompt": 4,

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tests.helpers.fault_draws import can_be_put_in, faulty_of
 from tests.helpers.faulty import explained
 from trajreplay.schema import TrajReplayError
+from trajreplay.stages.counterfactuals.values import recompute
+from trajreplay.stages.counterfactuals.variants import Variant, varied
 from trajreplay.stages.explain.fit import largest_error
 from trajreplay.stages.faults import FAULTS, Fault
-from trajreplay.stages.values import recompute
-from trajreplay.stages.variants import Variant, varied
 
 STAGE = "loss.policy"
 SEARCHED = [one for one in FAULTS if one.stage == STAGE and can_be_put_in(one)]

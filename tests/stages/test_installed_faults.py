@@ -19,7 +19,7 @@ GROUP, STAGE = "trajreplay.faults", "reward.post_process"
 SOURCE = """
 import torch
 from trajreplay.stages.faults import Fault, Told, WrongRewards
-from trajreplay.stages.variants import Variant
+from trajreplay.stages.counterfactuals.variants import Variant
 
 def right(settings, raw, groups, lengths):
     return raw.sign()

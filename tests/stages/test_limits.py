@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from trajreplay import ParallelCoordinates, Settings, with_changes
-from trajreplay.cli.capability import matrix_rows
+from trajreplay.cli.verbs.capability import matrix_rows
 from trajreplay.schema.tables import STEPS
 from trajreplay.stages.capability import ability, limits
 

@@ -15,7 +15,7 @@ from tests.helpers.cohorts import ROLLOUT_COLUMNS, Expected, rank_sums
 from tests.helpers.scenes import WAY, drawn, halves, write_rollout, write_whole
 from tests.helpers.trainer import Trainer
 from trajreplay import Lake, with_changes
-from trajreplay.stages.not_finite import Samples
+from trajreplay.stages.cohorts.not_finite import Samples
 
 _VALUES = st.sampled_from([0.5, -1.0, math.nan, math.inf, -math.inf])
 _SAMPLES = st.lists(

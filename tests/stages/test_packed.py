@@ -2,7 +2,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from trajreplay.stages.packed import Packed, list_lengths, packed_values
+from trajreplay.stages.cohorts.packed import Packed, list_lengths, packed_values
 
 FLOATS = pa.list_(pa.float32())
 

@@ -23,11 +23,11 @@ from trajreplay.schema.contracts import StageContract
 from trajreplay.schema.settings import SECTIONS
 from trajreplay.schema.settings.knobs import kinds
 from trajreplay.stages.block import Block
-from trajreplay.stages.cohort import LoadedCohort
-from trajreplay.stages.values import recompute
-from trajreplay.stages.variants import COMPUTED, Variant, varied
-from trajreplay.stages.what_if import READ_BY
-from trajreplay.stages.whole import WholeCohorts, block_of
+from trajreplay.stages.cohorts.cohort import LoadedCohort
+from trajreplay.stages.counterfactuals.values import recompute
+from trajreplay.stages.counterfactuals.variants import COMPUTED, Variant, varied
+from trajreplay.stages.counterfactuals.what_if import READ_BY
+from trajreplay.stages.replaying.whole import WholeCohorts, block_of
 
 NAMES = sorted(f"{section}.{name}" for section, kind in SECTIONS.items() for name in kinds(kind))
 

@@ -13,11 +13,11 @@ from trajreplay.query import Selection, select
 from trajreplay.schema import StageError
 from trajreplay.schema.tables import STEPS
 from trajreplay.stages.block import Block
-from trajreplay.stages.cohort import LoadedCohort
+from trajreplay.stages.cohorts.cohort import LoadedCohort
+from trajreplay.stages.cohorts.spans import UNKNOWN, Spans
 from trajreplay.stages.contract_checks.columns import Together
-from trajreplay.stages.proximal import current_versions
-from trajreplay.stages.spans import UNKNOWN, Spans
-from trajreplay.stages.whole import WholeCohorts
+from trajreplay.stages.losses.proximal import current_versions
+from trajreplay.stages.replaying.whole import WholeCohorts
 
 SPAN = st.tuples(st.integers(0, 7), st.integers(0, 9), st.integers(0, 4))
 FIELDS = ("start", "stop", "version")

@@ -9,7 +9,7 @@ from tests.helpers.captures import entries_of, record
 from tests.helpers.mutate import data_file
 from tests.helpers.small_lakes import rollout
 from trajreplay import Lake, QueryError, RecomputeConfig
-from trajreplay.query.catalog import Cohort
+from trajreplay.query.manifest.catalog import Cohort
 from trajreplay.stages.watch import Watch, load_state, save_state
 
 

@@ -15,7 +15,7 @@ from trajreplay import Lake
 from trajreplay.schema import QueryError, SchemaError
 from trajreplay.schema.settings.words import setting_of
 from trajreplay.stages import FieldChange, WhatIf
-from trajreplay.stages.handing_on import Handed
+from trajreplay.stages.counterfactuals.handing_on import Handed
 
 OTHERS: dict[str, tuple[dict[str, Any], Arithmetic]] = {
     "no division": ({"reward.divide_by_std": False}, replace(WAY, std=False)),

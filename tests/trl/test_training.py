@@ -16,10 +16,10 @@ from tests.helpers.processes import ROOT, free_port
 from tests.helpers.trl_training import PLAIN, PROMPTS, known_fault, lacking, make_trainer, train
 from trajreplay import Lake
 from trajreplay.capture import CaptureWarning, Selection, Switches
-from trajreplay.capture.outlet import Outlet
-from trajreplay.capture.triggers import Triggers
+from trajreplay.capture.switching.triggers import Triggers
 from trajreplay.capture.trl import TrajReplayCallback, attach, hooks
 from trajreplay.capture.trl.generation import generation_of
+from trajreplay.capture.writing.outlet import Outlet
 from trajreplay.schema.events import load_detail
 from trajreplay.stages import Report
 

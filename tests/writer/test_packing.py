@@ -15,8 +15,8 @@ from tests.helpers.captures import data_files, entries_of, record, sample, start
 from tests.helpers.processes import ROOT
 from tests.helpers.strategies import CaptureData, captures
 from trajreplay import CaptureError, Lake
-from trajreplay.capture.spool import prepare, waiting
-from trajreplay.query.reading import read_columns
+from trajreplay.capture.writing.spool import prepare, waiting
+from trajreplay.query.files.reading import read_columns
 from trajreplay.schema.entry import Entry
 from trajreplay.schema.entry_codec import same_content
 from trajreplay.schema.identity import make_key

@@ -150,7 +150,7 @@ class Asked(Opened):
             report.add("error", "import", path, problem)
         if deep:
             from trajreplay.query import Catalog
-            from trajreplay.stages.deep import UNCHECKED, contract_findings
+            from trajreplay.stages.replaying.deep import UNCHECKED, contract_findings
 
             broken = not report.ok  # what a check cannot read is, as a rule, told already
             catalog = Catalog.open(self._store, strict=False)

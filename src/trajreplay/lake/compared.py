@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from trajreplay.query import MismatchReport
     from trajreplay.query.differences import DiffReport
     from trajreplay.query.experts import AgreementReport
-    from trajreplay.query.selecting import PairedSamples
+    from trajreplay.query.selecting.conditions import PairedSamples
 
 
 class Compared(Opened):
@@ -91,7 +91,7 @@ class Compared(Opened):
             CaptureError: Files that this lake was made for were refused.
         """
         from trajreplay.query import Selection, mismatch
-        from trajreplay.query.selecting import parted
+        from trajreplay.query.selecting.conditions import parted
 
         selecting, paired = parted(asked)
         return mismatch(
@@ -125,7 +125,7 @@ class Compared(Opened):
         """
         from trajreplay.query import Selection
         from trajreplay.query.experts import route_agreement
-        from trajreplay.query.selecting import parted
+        from trajreplay.query.selecting.conditions import parted
 
         selecting, paired = parted(asked)
         selection = Selection.of(where, selecting)

@@ -11,7 +11,7 @@ from trajreplay.lake.opened import Opened
 
 if TYPE_CHECKING:
     from trajreplay.query import ValidationReport
-    from trajreplay.query.selecting import CohortNames
+    from trajreplay.query.selecting.conditions import CohortNames
     from trajreplay.schema import (
         ParallelCoordinates,
         ProducerInfo,
@@ -111,7 +111,7 @@ class Filled(Opened):
         Raises:
             CaptureError: It is no spool, or another process is at it for all that time.
         """
-        from trajreplay.capture.spool import promoted
+        from trajreplay.capture.writing.spool import promoted
 
         return promoted(os.fspath(spool), self.path, wait_s=wait_s)
 
@@ -139,8 +139,8 @@ class Filled(Opened):
             DatasetError: A capture set is incomplete or damaged, or nothing can be written.
         """
         from trajreplay.query import Selection
-        from trajreplay.query.exporting import selected_sets
-        from trajreplay.query.records import read_record
+        from trajreplay.query.files.records import read_record
+        from trajreplay.query.selecting.exporting import selected_sets
         from trajreplay.schema.bundles.archive import written_to
         from trajreplay.schema.bundles.relax import write_bundle
 
@@ -180,7 +180,7 @@ class Filled(Opened):
             DatasetError: A capture set is incomplete or damaged, or the new lake is there already.
         """
         from trajreplay.query import Selection, validate
-        from trajreplay.query.exporting import selected_entries
+        from trajreplay.query.selecting.exporting import selected_entries
         from trajreplay.schema.bundles.archive import written_to
         from trajreplay.schema.lakefile import create_lake
         from trajreplay.writer.copying import copy_capture

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trajreplay.lake.opened import Opened
 
 if TYPE_CHECKING:
-    from trajreplay.query.catalog import Cohort
+    from trajreplay.query.manifest.catalog import Cohort
     from trajreplay.stages.gate import GateVerdict, Policy
     from trajreplay.stages.watch import Watch
 

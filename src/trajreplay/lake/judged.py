@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from trajreplay.lake.opened import Opened
 
 if TYPE_CHECKING:
-    from trajreplay.query.selecting import SampleNames, Selecting
+    from trajreplay.query.selecting.conditions import SampleNames, Selecting
     from trajreplay.stages import Report, RewardFunction, WhatIf
     from trajreplay.stages.explain import Explained
 

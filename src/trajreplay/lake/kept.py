@@ -57,7 +57,7 @@ class Kept(Opened):
 def _verified(
     catalog: Catalog, keys: list[CaptureKey], progress: Callable[[int, int], None] | None
 ) -> Iterator[tuple[CaptureKey, bytes]]:
-    from trajreplay.query.scanning import ahead
+    from trajreplay.query.files.scanning import ahead
 
     read = ahead(catalog.store, partial(_verified_bytes, catalog), keys)
     for done, pair in enumerate(zip(keys, read, strict=True), 1):

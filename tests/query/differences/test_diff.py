@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from tests.helpers.captures import record, sample
 from trajreplay import Lake, QueryError, RecomputeConfig
-from trajreplay.query.catalog import Cohort
 from trajreplay.query.differences import DiffReport
 from trajreplay.query.differences.compare import Tolerance, _differing, compare_column
+from trajreplay.query.manifest.catalog import Cohort
 from trajreplay.schema.lakefile import open_lake
 from trajreplay.schema.tables import STEPS
 from trajreplay.writer.attempts import reserve_next_attempt

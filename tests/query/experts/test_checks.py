@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.helpers.routed import EXPERTS, healthy, record_routes
 from trajreplay import DatasetError, Lake
-from trajreplay.query import datafile, scanning
 from trajreplay.query.experts import captured, route_problems, routed_rows
 from trajreplay.query.experts.captured import Choices, RoutedRows
 from trajreplay.query.experts.dummies import are_lost
+from trajreplay.query.files import datafile, scanning
 from trajreplay.schema.lakefile import open_lake
 from trajreplay.writer import parquet
 

@@ -10,8 +10,8 @@ import pytest
 from tests.helpers.captures import record, sample
 from tests.helpers.mismatches import as_rows, holding, measured, only_row, write_pair
 from trajreplay import DatasetError, Lake
+from trajreplay.query.files.reading import read_columns
 from trajreplay.query.mismatch.consumed import Consumed
-from trajreplay.query.reading import read_columns
 
 ROW = [-1.0, -2.0, -1.5]
 

@@ -19,8 +19,8 @@ from tests.helpers.mismatches import write_pair
 from tests.helpers.recorded import enabled, record_rollout, record_step
 from tests.helpers.scenes import WAY
 from trajreplay import Lake
-from trajreplay.capture.selection import Selection
-from trajreplay.cli.gate import verdict_lines
+from trajreplay.capture.switching.selection import Selection
+from trajreplay.cli.verbs.gate import verdict_lines
 from trajreplay.schema import ProducerInfo
 from trajreplay.schema.errors import QueryError
 from trajreplay.schema.events import ENDED_CLEAN, HEARTBEAT, TERMINAL, dump_detail

@@ -10,7 +10,7 @@ import pytest
 from tests.helpers.gates import HEALTHY, RUN, TRACES, beat, end, reserve, trace_times
 from tests.helpers.r3_traces import Layout, make_trace
 from trajreplay import Lake, QueryError
-from trajreplay.cli.gate import verdict_lines
+from trajreplay.cli.verbs.gate import verdict_lines
 from trajreplay.query.routes import RoutePolicy
 from trajreplay.schema.events import HEARTBEAT, dump_detail
 from trajreplay.schema.identity import ResumePoint, make_key

@@ -12,7 +12,7 @@ from trajreplay.schema import StageError
 from trajreplay.stages.kernels import segment_sum
 from trajreplay.stages.kernels.dppo import MEASURES, RULES, dppo_loss
 from trajreplay.stages.kernels.gates import kl_cov_loss, kl_cov_undecided, sapo_loss
-from trajreplay.stages.ties import Ties
+from trajreplay.stages.losses.ties import Ties
 
 ADVANTAGES = st.sampled_from([0.0, 1.0, -1.0]) | float32s(-5.0, 5.0)
 RATIOS = st.lists(st.tuples(float32s(-30.0, 30.0) | float32s(-1.0, 1.0), ADVANTAGES), max_size=15)

@@ -1,0 +1,1 @@
+"""Which captures are wanted, and what the ranks agree on at start."""

@@ -1,0 +1,1 @@
+"""What is taken of a training at the moment it is handed over."""

@@ -1,0 +1,1 @@
+"""What reaches a terminal or a file: results, errors, progress."""

@@ -1,0 +1,1 @@
+"""The verbs of the command, loaded when they are named."""

@@ -1,0 +1,1 @@
+"""Data files: opened only as their entries say, and read column by column."""

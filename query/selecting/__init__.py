@@ -1,0 +1,1 @@
+"""What a user asked for, and what it cannot be judged without."""

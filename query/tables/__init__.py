@@ -1,0 +1,1 @@
+"""The tables of a lake in SQL, on a connection that can read nothing else."""

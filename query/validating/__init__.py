@@ -1,0 +1,1 @@
+"""Whether a lake is whole, without recomputing anything."""

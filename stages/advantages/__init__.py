@@ -1,0 +1,1 @@
+"""The stages advantage.kl and advantage.estimate."""

@@ -1,0 +1,1 @@
+"""Cohorts under other settings than those in force, and what that changes."""

@@ -1,0 +1,1 @@
+"""The stages loss.policy and loss.value."""

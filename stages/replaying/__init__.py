@@ -1,0 +1,1 @@
+"""A replay: from a selection to loaded cohorts, judged stage by stage, to a report."""

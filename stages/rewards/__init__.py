@@ -1,0 +1,1 @@
+"""The stages reward.raw and reward.post_process."""

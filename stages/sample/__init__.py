@@ -1,0 +1,1 @@
+"""The stage sample: lengths, masks, and what steps took over from rollouts."""
