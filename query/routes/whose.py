@@ -41,7 +41,10 @@ class AttemptFacts:
 def check_whose(
     trace: Trace, held: Sequence[Held], facts: AttemptFacts, say: RouteFindings
 ) -> None:
-    """Fail what contradicts the attempt; unless processes or lengths agree it is unverified."""
+    """Fail what contradicts the attempt; unless processes agree it is unverified.
+
+    Jobs on one data set may train on samples of the same lengths at the same time.
+    """
     _check_ranks(trace, facts, say)
     traced = max((one.step for one in trace.passes if one.stage == TRAIN), default=0)
     if facts.steps is not None and traced > facts.steps:
@@ -51,12 +54,15 @@ def check_whose(
             stage=TRAIN,
             trace_step=traced,
         )
-    known = _check_processes(trace, facts, say) | _check_lengths(trace, held, facts, say)
-    if not known and not say.has_failed(RULE):
+    is_known = _check_processes(trace, facts, say)
+    by_lengths = _check_lengths(trace, held, facts, say)
+    if not is_known and not say.has_failed(RULE):
+        alone, lacks = "time alone says", ", nor samples whose lengths they show"
+        if by_lengths:
+            alone, lacks = "times and lengths of samples alone say", ""
         say.unverified(
             RULE,
-            "time alone says whose traces they are: its captures name no process of theirs, nor "
-            "samples whose lengths they show",
+            f"{alone} whose traces they are: its captures name no process of theirs{lacks}",
         )
 
 

@@ -177,8 +177,11 @@ def test_the_samples_that_are_trained_on_are_those_that_were_consumed(
     check = judged(lake, traced(folder, Layout(lengths=LENGTHS, queue=queue)), queue=queue)
     there = set(LENGTHS) <= set(lengths)
     assert check.verdict == ("pass" if there else "fail"), check.reason
-    assert "time alone" not in check.reason
-    if not there:
+    assert ("times and lengths of samples alone say whose" in check.reason) == there
+    if there:
+        check = judged(lake, traced(folder, Layout(queue=queue)), require=["trace.attempt"])
+        assert check.verdict == "fail"
+    else:
         missing = min(set(LENGTHS) - set(lengths))
         assert check.reason.endswith(f"1 samples of {missing} tokens, and the attempt consumed 0")
 
