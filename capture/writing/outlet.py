@@ -216,7 +216,11 @@ class Outlet:
         done = self.background.close(max(0.0, deadline - time.monotonic()))
         if not done:
             lake = self._switches.spool or self._switches.lake
-            self.background.warn("left", f"{lake} lacks what was captured, and entries that say so")
+            self.background.warn(
+                "left",
+                f"{lake} lacks what was captured, and entries that say so: it failed before, or "
+                f"was not written in the {left_s:g} s that {PREFIX}_CLOSE_S leaves for it",
+            )
         return self._close_promoter(left_s) and done
 
     def _close_promoter(self, timeout_s: float) -> bool:

@@ -48,6 +48,8 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 def _summary(threshold: float, row: dict[str, Any]) -> str:
     """Say whether the tokens whose experts differ carry the tail."""
+    if not row["tokens"]:
+        return "Nothing is compared: no token has a route on both sides."
     over = row["agreeing_over"] + row["differing_over"]
     differing = share(row["differing_tokens"], row["tokens"])
     if not over:

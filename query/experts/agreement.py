@@ -77,7 +77,14 @@ def route_agreement(
                     kept.add(tokens)
             if not kept.tokens:
                 raise _nothing(run_id, levels[run_id], reading, left_out)
-            rows += [{"run_id": run_id, **row} for row in kept.rows(threshold)]
+            mine = [{"run_id": run_id, **row} for row in kept.rows(threshold)]
+        rows += mine
+        if not mine[0]["tokens"]:
+            message = (
+                f"nothing is compared: of none of its {kept.tokens} tokens do both sides have a "
+                "route, each is -1 on one of them at least"
+            )
+            findings.append(MismatchFinding("error", run_id, message))
         findings += _findings(run_id, reading, kept, left_out)
         done += len(selected)
     pairing.counting(total, total)(0)

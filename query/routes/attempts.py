@@ -57,6 +57,8 @@ def check_readable(folder: TraceFolder, policy: RoutePolicy, say: RouteFindings)
 def _foreign(folder: TraceFolder, policy: RoutePolicy) -> str:
     """Of when and of which processes those are that were left out, beside those asked for."""
     others = folder.others
+    if not folder.files:
+        return "; traces are the *.jsonl of the folder that NRL_R3_TRACE_DIR of a job names"
     if not others.records:
         return ""
     told = f"; all {others.records} are of others"

@@ -44,8 +44,13 @@ def judge_route_agreement(found: Evidence, policy: Policy, given: Parameters) ->
         bound += f", of rows without a route <= {most:g}"
     held = _Compared.of(found, policy)
     if not held.rows:
-        reason = "of no token are the choices of both sides captured" + held.lacking()
         both = any(one.samples for one in held.whole.values())
+        reason = "of no token are the choices of both sides captured" + held.lacking()
+        if both:
+            reason = (
+                f"of no token do both sides have a route: each of {held.fallback} rows is -1 on "
+                "one of them, and left to the trainer's own router"
+            )
         return Judged(False if named or both else None, None, bound, reason)
     value = {
         "agreement": held.agreement,

@@ -118,7 +118,11 @@ def judge_terminal(found: Evidence, policy: Policy, given: Parameters) -> Judged
     """The attempt's recorder closed after a clean end."""
     bound = f"a closing record of each rank of attempt {found.last}, all {ENDED_CLEAN}"
     if not found.ends:
-        return Judged(False, 0, bound, "there is none: the recorder was not closed")
+        reason = (
+            "there is none: the recorder was not closed, or TRAJREPLAY_CAPTURE_CLOSE_S was over "
+            "before all was written"
+        )
+        return Judged(False, 0, bound, reason)
     ranks = found.telling.get(found.last, set()) | found.recording
     if open_ranks := sorted(ranks - set(found.ends)):
         told = _shown(open_ranks)

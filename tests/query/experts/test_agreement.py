@@ -15,6 +15,7 @@ from tests.helpers.captures import record, sample
 from tests.helpers.queried import catalog_of
 from tests.helpers.routed import EXPERTS, healthy
 from trajreplay import DatasetError, Lake, QueryError
+from trajreplay.cli.shown.agreement_text import agreement_text
 from trajreplay.query import Selection
 from trajreplay.query.experts import AgreementReport, route_agreement
 
@@ -384,3 +385,21 @@ def test_without_routes_of_a_side_nothing_is_compared(lake: Lake) -> None:
     assert "capture.routes" in str(error.value.hint)
     with pytest.raises(QueryError, match="no choices of experts belong to ref_log_probs"):
         agreement(lake, pair="ref_log_probs:rollout_log_probs")
+
+
+@pytest.mark.parametrize("side", ["sampler", "trainer", "a layer of either"])
+def test_where_no_token_has_a_route_on_both_sides_nothing_is_compared(
+    lake: Lake, side: str
+) -> None:
+    trainer, sampler = (healthy([4], 2, 2) for _ in range(2))
+    if side == "a layer of either":
+        trainer[0][:, 0], sampler[0][:, 1] = -1, -1
+    else:
+        (sampler if side == "sampler" else trainer)[0][:] = -1
+    write(lake, trainer, sampler)
+    report = agreement(lake)
+    assert not report.ok
+    assert (
+        "nothing is compared: of none of its 3 tokens do both sides" in report.findings[0].message
+    )
+    assert "Nothing is compared: no token has a route on both sides." in agreement_text(report)

@@ -187,7 +187,7 @@ def test_what_is_not_captured_of_both_sides_fails_where_it_is_demanded(
         "step": "experts of step 1:0 not captured beside the sampler's",
         "sampler": "of no token are the choices of both sides captured: 24 samples lack those of",
         "trainer": "of no token are the choices of both sides captured",
-        "rows": "of no token are the choices of both sides captured",
+        "rows": "of no token do both sides have a route: each of ",
         "sample": "old_experts or the sampler's choices of 1 samples not captured",
         "rank": "old_experts or the sampler's choices of 3 samples not captured",
     }[missing]
