@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -99,6 +100,9 @@ def certify(
     check_meetable(held, policy)
     check_runnable(command[0])
     store, attempt = _reserved(lake_path, run, resume_rollout, no_resume, kept)
+    traces = held.checks.get("routes", {}).get("traces")
+    if traces is not None and not Path(traces).exists():
+        output.note(f"{traces} is not there yet: traces are found if the command makes this folder")
     switches = {
         "TRAJREPLAY_CAPTURE": "1",
         "TRAJREPLAY_LAKE": str(store),

@@ -159,6 +159,14 @@ def test_a_gate_that_is_refused_leaves_no_older_pass(here: Path, wrong: tuple[st
     assert (told["verdict"], told["certifies"]) == ("fail", False)
 
 
+@pytest.mark.parametrize("folder", ["here", "gone"])
+def test_a_folder_of_traces_that_is_not_there_yet_is_told(here: Path, folder: str) -> None:
+    stated = ("--policy", "router-replay", "--traces", folder, "--contract", "legacy-async")
+    outcome = certify(*stated)
+    assert Path("ran").exists()
+    assert ("gone is not there yet" in outcome.err) == (folder == "gone")
+
+
 def test_traces_that_end_before_the_run_begins_are_told() -> None:
     from trajreplay.schema import QueryError
 
