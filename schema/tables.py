@@ -296,7 +296,14 @@ EVENTS = Table(
         Column("event", pa.string(), "generated, scored, filtered, consumed, ...", "identity"),
         Column("sample_id", pa.string(), "The sample concerned.", "identity", nullable=True),
         Column("reason", pa.string(), "Why, for a filtered sample.", "provenance", nullable=True),
-        Column("detail", pa.string(), "JSON with whatever else was known.", "meta", nullable=True),
+        Column(
+            "detail",
+            pa.string(),
+            "JSON with whatever else was known; of a heartbeat the rollout_id and step_id of its "
+            "step, where the columns number the capture that holds it.",
+            "meta",
+            nullable=True,
+        ),
     ),
     "One trace event, or one entry of the sample ledger.",
 )
