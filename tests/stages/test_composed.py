@@ -755,6 +755,8 @@ def test_what_a_setting_makes_passes(lake: Lake, name: str, seed: int) -> None:
 EQUAL = {"around the baseline"}
 # Settings that no training of these covers, and what does.
 ELSEWHERE = {
+    "reward.constant_groups": "tests/stages/test_constant_groups.py",
+    "reward.constant_within": "tests/stages/test_constant_groups.py",
     "loss.undefined_weight": "test_a_weight_that_float32_does_not_hold_becomes_what_is_stated",
     "advantage.whiten_one_pass": "test_a_small_spread_whitened_in_one_pass_is_no_fault",
     "loss.kl_loss_source": "only inspected where it is not the default",

@@ -215,7 +215,7 @@ def _k056(lake: Lake, side: str) -> None:
     """A token a sample, so that the mean over samples is the mean over tokens."""
     inputs = CASES["K-056"]["inputs"]
     shares = {
-        rank: [_trained([loss], [1], number) for number, loss in enumerate(inputs[name])]
+        rank: [_trained([loss], [1], 10 * rank + row) for row, loss in enumerate(inputs[name])]
         for rank, name in enumerate(("rank0_token_losses", "rank1_token_losses"))
     }
     loss = {"loss": _values(CASES["K-056"], side, "loss")}

@@ -69,9 +69,9 @@ def test_golden_gpg_and_pass_at_k() -> None:
 
 
 def test_gpg_of_rewards_that_are_all_0_is_0_and_a_lone_one_is_kept() -> None:
-    assert gpg_rewards(torch.zeros(2), torch.zeros(2)).tolist() == [0.0, 0.0]
+    assert gpg_rewards(torch.zeros(2), torch.tensor([0, 0])).tolist() == [0.0, 0.0]
     assert gpg_rewards(torch.tensor([2.0, 0.0]), torch.arange(2)).tolist() == [4.0, 0.0]
-    assert gpg_rewards(torch.tensor([2.0]), torch.zeros(1), lone="zero").tolist() == [0.0]
+    assert gpg_rewards(torch.tensor([2.0]), torch.tensor([0]), lone="zero").tolist() == [0.0]
 
 
 def test_several_best_samples_have_no_lead() -> None:

@@ -213,7 +213,12 @@ def test_golden_batch_as_one_group() -> None:
 def test_golden_batch_scaling() -> None:
     """G07: the mean of the group, the std of the batch."""
     scored = in_groups(
-        [1.0, 0.0, 1.0, 1.0], 2, 2, divisor="std", divisor_index=torch.zeros(4), epsilon=1e-4
+        [1.0, 0.0, 1.0, 1.0],
+        2,
+        2,
+        divisor="std",
+        divisor_index=torch.tensor([0, 0, 0, 0]),
+        epsilon=1e-4,
     )
     assert scored == pytest.approx([0.9998, -0.9998, 0.0, 0.0], abs=1e-7)
 
